@@ -69,7 +69,7 @@ from learner.ranks.rendezvous import open_rendezvous
 from learner.reporting.evaluations import Evaluations
 from learner.reporting.fleet_metrics import FleetMetrics
 from learner.reporting.journal import Journal
-from learner.reporting.report import Reporter
+from learner.reporting.report import Reporter, token_metrics
 from learner.reporting.run_recorder import RunRecorder
 from learner.reporting.worker_reports import WorkerReports
 from learner.versions.publish import Publisher
@@ -206,7 +206,10 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
 
         async def train() -> None:
             last = await loop.run(progress)
-            record.counted(await buffer.stats(), last.step)
+            books = await buffer.stats()  # with the last checkpoint, which the row of the last step does not know
+            record.counted(books, last.step)
+            if last.step > progress.step:
+                reporter.add(last.step, token_metrics(books))
             await evaluations.wait_for_last(progress.step, last.step, run.stop)  # workers still get weights meanwhile
             while row := evaluations.row():
                 reporter.add(last.step, row)

@@ -226,11 +226,20 @@ def row_of(
                     *count,
                     int(rollout.metrics.get("turns", 1)),
                     None if advantage is None else round(advantage, 6),
+                    _seconds(group, sibling),
                 )
-                for rollout, count, advantage in zip(group.rollouts, measures.counts, advantages, strict=True)
+                for sibling, (rollout, count, advantage) in enumerate(
+                    zip(group.rollouts, measures.counts, advantages, strict=True)
+                )
             ]
         ),
     )
+
+
+def _seconds(group: RolloutGroup, sibling: int) -> float | None:
+    """Return how long an episode took, from the task to the score."""
+    spans = [span for span in group.times.spans if span.sibling in (-1, sibling)] if group.times is not None else []
+    return round(max(span.stop_s for span in spans) - min(span.start_s for span in spans), 4) if spans else None
 
 
 def group_event(facts: GroupFacts, group: RolloutGroup, measures: GroupMeasures, process: str, *, with_spans: bool) -> Event:

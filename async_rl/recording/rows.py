@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from async_rl.recording.events import compact_json
 
-Numbers = tuple[float | None, str, int, int, int, float | None]
+Numbers = tuple[float | None, str, int, int, int, float | None, float | None]
 TRAINED = "trained"
 """The fate of a group that trained a step; every other fate is the reason of a drop."""
 
@@ -31,6 +31,8 @@ class RolloutRow:
     """Number of answers."""
     advantage: float | None
     """None: it has none, or none is recorded."""
+    seconds: float | None
+    """From the task to the score; None: it is not recorded."""
 
     @property
     def id(self) -> str:
@@ -63,7 +65,7 @@ class GroupRow:
     checksum: int
     """zlib.crc32 of the record."""
     numbers: tuple[Numbers, ...]
-    """Reward, status, sampled tokens, tokens, turns and advantage of each rollout."""
+    """Reward, status, sampled tokens, tokens, turns, advantage and seconds of each rollout."""
 
     @property
     def rollouts(self) -> tuple[RolloutRow, ...]:
@@ -140,6 +142,12 @@ def read_row(line: bytes) -> GroupRow | None:
 
 
 def _numbers(
-    reward: float | None, status: str, sampled: int, tokens: int, turns: int, advantage: float | None = None
+    reward: float | None,
+    status: str,
+    sampled: int,
+    tokens: int,
+    turns: int,
+    advantage: float | None = None,
+    seconds: float | None = None,
 ) -> Numbers:
-    return reward, status, sampled, tokens, turns, advantage
+    return reward, status, sampled, tokens, turns, advantage, seconds

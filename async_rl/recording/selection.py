@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from async_rl.recording.rows import GroupRow, RolloutFilter, RolloutRow
 
-Order = Literal["newest", "oldest", "best", "worst", "longest", "shortest", "freshest", "stalest"]
-REWARD, STATUS, SAMPLED = range(3)
+Order = Literal["newest", "oldest", "best", "worst", "longest", "shortest", "freshest", "stalest", "slowest", "quickest"]
+REWARD, STATUS, SAMPLED, SECONDS = 0, 1, 2, 6
 """Places in `GroupRow.numbers`."""
 
 _LAST = float("inf")
@@ -24,6 +24,8 @@ _OF_ROLLOUTS: Mapping[str, tuple[int, int]] = {
     "worst": (REWARD, 1),
     "longest": (SAMPLED, -1),
     "shortest": (SAMPLED, 1),
+    "slowest": (SECONDS, -1),
+    "quickest": (SECONDS, 1),
 }
 """Column and sign of the sorting key."""
 

@@ -8,6 +8,8 @@ CAUSES = {"no_groups": "no groups ready", "pushing": "pushing", "checkpoint": "c
 """Suffixes of the metrics `idle/...`, and their names for people."""
 RECENT_ROWS = 5
 """Rows over which shares are averaged: one step may contain a checkpoint by chance."""
+SLOW_S = 0.5
+"""Seconds from which a push may be what workers wait for."""
 NOTABLE = 0.1
 """Share of the learner's time from which a wait is worth a sentence."""
 
@@ -48,6 +50,8 @@ def _why_no_groups(row: Mapping[str, float]) -> str:
     generating = row.get("engine/running", 0.0) + row.get("engine/waiting", 0.0)
     if workers == 0:
         return "no worker is present"
+    if _is_slow_push(row):
+        return f"{_workers(workers)} had to wait for weights: the last push took {row['weights/push_s']:.1f} s"
     if in_flight == 0 and row.get("buffer/depth", 0.0) > 0:
         return f"{row['buffer/depth']:.0f} are ready, fewer than a step needs"
     if in_flight == 0:
@@ -56,7 +60,14 @@ def _why_no_groups(row: Mapping[str, float]) -> str:
         return f"{row['engine/waiting']:.0f} generations wait for room in the engines, {row['engine/running']:.0f} run"
     if "engine/running" in row and generating == 0:
         return f"{in_flight:.0f} groups are in flight, but no engine generates: environments, tools or graders hold them"
-    return f"{in_flight:.0f} groups are in flight on {_workers(workers)}, too few for its pace"
+    groups = "1 group is" if in_flight == 1 else f"{in_flight:.0f} groups are"
+    return f"{groups} in flight on {_workers(workers)}, too few for its pace"
+
+
+def _is_slow_push(row: Mapping[str, float]) -> bool:
+    """Whether the last push took most of the time in which the learner waited, and longer than the step."""
+    waited_s, step_s = row.get("time/wait_data", 0.0), row.get("time/step", 0.0)
+    return row.get("weights/push_s", 0.0) >= max(0.5 * waited_s, step_s, SLOW_S)
 
 
 def _workers_side(row: Mapping[str, float], shares: Mapping[str, float]) -> str:

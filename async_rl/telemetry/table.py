@@ -138,7 +138,7 @@ tokens/trained [tokens]: those that trained in a step which a checkpoint contain
 tokens/dropped/{reason} [tokens]: those of groups that ended untrained for this reason
 tokens/in_flight [tokens]: those of groups that are ready, or trained in a step that no checkpoint contains yet
 rollout/inflight [groups]: groups being rolled out by all workers
-rollout/tok_s [tokens/s]: tokens sampled per second by all workers
+rollout/tok_s [tokens/s]: tokens sampled per second by all workers, over the last 10 s
 rollout/reward: mean reward of all episodes that ended since the previous row, including groups that are not trained
 rollout/episodes [rollouts]: finished episodes, since the workers started
 rollout/forked [samples]: samples started because a prompt did not extend an earlier one, since the workers started

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from async_rl.run_folders.waits_for import idle_shares, waits_for
+from async_rl.view.metric_columns import MetricColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +59,42 @@ def slowest_part(latest: Mapping[str, float]) -> str:
     return waits_for([latest]) if idle_shares([latest]) else ""
 
 
-def token_fates(latest: Mapping[str, float]) -> list[tuple[str, float]]:
+def token_fates(latest: Mapping[str, float], *, is_running: bool) -> list[tuple[str, float]]:
     """What became of every generated token, with its share; the shares add up to 1."""
-    fates = {"trained": "tokens/trained", "in flight": "tokens/in_flight"}
+    waiting = "in flight" if is_running else "left over at the end: ready, or trained after the last checkpoint"
+    fates = {"trained": "tokens/trained", waiting: "tokens/in_flight"}
     found = {fate: latest[name] for fate, name in fates.items() if name in latest}
     prefix = "tokens/dropped/"
     found |= {f"dropped: {name.removeprefix(prefix)}": value for name, value in latest.items() if name.startswith(prefix)}
     total = sum(found.values())
     return [(fate, tokens / total) for fate, tokens in found.items()] if total > 0 else []
+
+
+RECENT_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMeans:
+    """What a single step says little about; None without the metrics."""
+
+    reward: float | None
+    """Of the last `RECENT_STEPS` steps."""
+    tok_s: float | None
+    """Trained tokens per second of training time, since the run began."""
+    idle: float | None
+    """Of the steps that are known."""
+    steps: int = RECENT_STEPS
+
+
+def run_means(columns: MetricColumns) -> RunMeans:
+    """Return the means of a run from its metrics."""
+    reward = columns.column("reward/mean")[-RECENT_STEPS:]
+    tokens, seconds = columns.newest("progress/tokens"), columns.newest("progress/wall_s")
+    idle, lasted = columns.column("idle/learner"), columns.column("time/step") + columns.column("time/wait_data")
+    known = np.isfinite(idle) & np.isfinite(lasted)
+    total = float(lasted[known].sum())
+    return RunMeans(
+        reward=float(np.nanmean(reward)) if np.isfinite(reward).any() else None,
+        tok_s=tokens / seconds if tokens is not None and seconds else None,
+        idle=float((idle * lasted)[known].sum()) / total if total > 0 else None,
+    )

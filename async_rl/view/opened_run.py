@@ -11,6 +11,7 @@ from async_rl.config.loading import leaves, read_key, resolve, to_show
 from async_rl.config.training import METHODS, AnyRun
 from async_rl.config.tree import Config
 from async_rl.errors import ConfigError
+from async_rl.view.changed_keys import changed_keys
 
 METRICS_FILE = "metrics.jsonl"
 CONFIG_FILE = "config.yaml"
@@ -36,6 +37,11 @@ class OpenedRun:
         if self.config is None:
             return {}
         return {".".join(keys): value for keys, value in leaves(to_show(self.config))}
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """The keys of the settings that are not at their defaults."""
+        return changed_keys(self.config) if self.config is not None else frozenset()
 
 
 def open_folder(path: Path) -> OpenedRun:

@@ -18,7 +18,7 @@ from async_rl.telemetry.durations import ago
 from async_rl.telemetry.evaluation_rows import read_evaluation
 from async_rl.telemetry.table import find_metric
 from async_rl.telemetry.warning_file import WarningCause, read_warnings
-from async_rl.view.causes import metric_warnings, slowest_part, token_fates
+from async_rl.view.causes import metric_warnings, run_means, slowest_part, token_fates
 from async_rl.view.followed_file import FollowedFile
 from async_rl.view.live import LiveSource, LiveState
 from async_rl.view.metric_columns import MetricColumns
@@ -42,7 +42,7 @@ class RunView:
         self.columns = MetricColumns()
         config = folder.config if isinstance(folder.config, Config) else None
         self._recording = Recording(folder.path)
-        self.rollouts = RolloutBrowser(self._recording, config)
+        self.rollouts = RolloutBrowser(self._recording, config, lambda: self._status("").is_running)
         self._slowdowns = Slowdowns(self._recording, config)
         self._evaluations: dict[int, tuple[int, dict[str, Any]]] = {}
         """Evaluated step -> the file's row, and the evaluation."""
@@ -101,7 +101,7 @@ class RunView:
             "slowdowns": [asdict(each) for each in self._slowdowns.causes],
             "processes": [asdict(process) for process in processes],
             "live": asdict(live) if isinstance(live, LiveState) else None,
-            "live_problem": live if isinstance(live, str) else "",
+            "live_problem": "" if isinstance(live, LiveState) else _without_live(status, live),
             "step": self.columns.steps[-1] if self.columns.steps else None,
             "steps": config.learner.steps if config is not None else None,
             "last_row": self.columns.last_time,
@@ -109,16 +109,22 @@ class RunView:
             "latest": latest,
             "warnings": [asdict(warning) for warning in metric_warnings(latest)],
             "logged": [_logged(cause) for cause in read_warnings(self.folder.path)[:MOST_CAUSES]],
-            "fates": token_fates(latest),
+            "means": asdict(run_means(self.columns)),
+            "fates": token_fates(latest, is_running=status.is_running),
             "let_go": self._let_go(),
             "problem": self.folder.problem,
         }
 
-    def lanes(self, seconds: float) -> dict[str, Any]:
-        """What every process did in the last seconds of the run: until now, or until its last row."""
+    def lanes(self, *, seconds: float, since: float = 0.0, until: float = 0.0) -> dict[str, Any]:
+        """What every process did from `since` to `until`, in seconds since 1970.
+
+        Without them: in the last `seconds` of the run (0: in all of it), until now or until its last row.
+        """
+        if until > since > 0:
+            return read_lanes(self._recording, begin=since, end=until)
         last = self.columns.last_time
         end = time.time() if last is None or self._status("").is_running else last
-        return read_lanes(self._recording, end=end, seconds=seconds)
+        return read_lanes(self._recording, begin=end - seconds if seconds else None, end=end)
 
     def series(self, patterns: Sequence[str], *, points: int, since: int, server: str) -> dict[str, Any]:
         """The columns that changed since the row `since` that `server` sent last: the client replaces the steps from `from`.
@@ -170,6 +176,13 @@ class RunView:
         """What these pages cannot show because it is no longer there."""
         first = self.columns.steps[0] if self.columns.steps else 0
         return [f"Steps before {first} were let go: metrics.jsonl is limited by metrics.max_mb."] if first > 1 else []
+
+
+def _without_live(status: RunStatus, problem: str) -> str:
+    """Return why there is nothing about workers: of a run that ended this is no problem."""
+    if status.kind in ("finished", "stopped"):
+        return "The run has ended, and with it its Redis, its learner and its workers."
+    return problem
 
 
 def _logged(cause: WarningCause) -> dict[str, Any]:

@@ -5,7 +5,7 @@ GET /static/...       ES modules, one style sheet, vendor/
 GET /api/run          the state, and columns of `names` since the row `since`
 GET /api/config       every setting with its origin, without secrets
 GET /api/compare      curves, settings and evaluations of this run and of `runs` beside it
-GET /api/lanes        what every process did in the last `seconds`
+GET /api/lanes        what every process did in the last `seconds` (0: all), or from `since` to `until` in milliseconds
 GET /api/rollouts ... the recorded rollouts (recorded/routes.py)
 """
 
@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ STATIC = Path(__file__).with_name("static")
 POINTS, MOST_POINTS = 600, 4000
 """Points of a curve unless the client asks for another number, and the most that it gets."""
 
-LANES_S, MOST_LANES_S = 30, 600
+LANES_S = 30
 
 
 class ViewServer:
@@ -74,15 +75,18 @@ class ViewServer:
 
     async def config(self, _request: web.Request) -> web.Response:
         folder = self._view.folder
-        rows = [(key, value, folder.origins.get(key, "")) for key, value in folder.settings.items()]
+        changed = folder.changed
+        rows = [(key, value, folder.origins.get(key, ""), key in changed) for key, value in folder.settings.items()]
         return as_json({"run": folder.name, "problem": folder.problem, "settings": rows})
 
     async def compare(self, request: web.Request) -> web.Response:
         return as_json(await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, request))
 
     async def lanes(self, request: web.Request) -> web.Response:
-        seconds = min(_number(request.query, "seconds", LANES_S), MOST_LANES_S)
-        return as_json(await asyncio.get_running_loop().run_in_executor(self._thread, self._view.lanes, seconds))
+        query = request.query
+        since, until = (_number(query, name, 0) / 1000 for name in ("since", "until"))
+        read = partial(self._view.lanes, seconds=_number(query, "seconds", LANES_S), since=since, until=until)
+        return as_json(await asyncio.get_running_loop().run_in_executor(self._thread, read))
 
     def _compare(self, request: web.Request) -> dict[str, Any]:
         own = self._view.folder

@@ -5,7 +5,7 @@ rows ──▶ proximal, values, reference, teacher ──▶ advantages ──�
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class RankTrainer:
     def __init__(self, model_set: ModelSet, objective: Objective, config: Config):
         self._model_set, self._objective = model_set, objective
         self._epochs, self._critic = config.batch.epochs, config.learner.critic
-        self._measures_entropy = config.learner.measure_entropy
+        self._reads_entropy = objective.needs_entropy or config.learner.measure_entropy
         self._processing = config.sampling.model_dump(include={"temperature", "top_k", "top_p"})
 
     def step(self, minibatches: Sequence[RankMinibatch[PackedRow]]) -> StepResult:
@@ -47,6 +47,8 @@ class RankTrainer:
         ]
         done = [self._update(minibatch) for _ in range(self._epochs) for minibatch in prepared]
         policy_result = _reported("policy", [policy for policy, _ in done])
+        if not self._reads_entropy:
+            policy_result = replace(policy_result, metrics=_without("policy/entropy", policy_result.metrics))
         critic_updates = [critic for _, critic in done if critic is not None]
         if not critic_updates:
             return policy_result
@@ -107,11 +109,10 @@ class RankTrainer:
 
     def _read(self, row: DeviceRow, output: PackedOutput) -> tuple[Tensor, Tensor | None]:
         """Return `_logprobs`, and entropies if they are wanted; they have a gradient only if they are trained."""
-        trains_entropy = self._objective.needs_entropy
-        if not (trains_entropy or self._measures_entropy):
+        if not self._reads_entropy:
             return self._logprobs(row, output), None
         current, entropy = token_logprobs_and_entropies(output, row.targets, **self._processing)
-        return current, entropy if trains_entropy else entropy.detach()
+        return current, entropy if self._objective.needs_entropy else entropy.detach()
 
 
 def _mapped(
@@ -119,6 +120,11 @@ def _mapped(
 ) -> list[DeviceRow]:
     found = map_outputs(chunks, rows, see)
     return found if parallel_state.is_pipeline_last_stage() else rows
+
+
+def _without(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics without one that was not measured: its sum is 0."""
+    return {each: value for each, value in metrics.items() if each != name}
 
 
 def _reported(part: str, updates: Sequence[Update]) -> StepResult:

@@ -10,6 +10,8 @@ from async_rl.config import HEARTBEAT_S
 from async_rl.protocols import Board
 from async_rl.telemetry import WORKER_METRICS
 
+RATE_S = 10 * HEARTBEAT_S
+"""Window of the rate of sampled tokens: workers sample in bursts, and between two snapshots there may be none."""
 FORGET_S = 10 * HEARTBEAT_S
 """A worker that posted nothing for this long is not counted."""
 
@@ -20,8 +22,14 @@ class WorkerCounters:
 
     at: float
     counters: Mapping[str, float]
-    tok_s: float
-    """Tokens per second since the snapshot before."""
+    tokens: tuple[tuple[float, float], ...]
+    """Times of the snapshots of the last `RATE_S` seconds, with their counts of sampled tokens; the oldest first."""
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens per second over these snapshots."""
+        (first, before), (last, now) = self.tokens[0], self.tokens[-1]
+        return (now - before) / (last - first) if last > first else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +71,10 @@ class FleetMetrics:
                 )
 
     def _add(self, worker: str, counters: Mapping[str, float]) -> None:
-        at, tok_s = time.monotonic(), 0.0
-        if (last := self._workers.get(worker)) is not None and at > last.at:
-            tok_s = (counters.get("tokens", 0.0) - last.counters.get("tokens", 0.0)) / (at - last.at)
-        self._workers[worker] = WorkerCounters(at=at, counters=counters, tok_s=tok_s)
+        at, tokens, last = time.monotonic(), counters.get("tokens", 0.0), self._workers.get(worker)
+        known = last.tokens if last is not None and last.tokens[-1][1] <= tokens else ()  # one that began anew counts from 0
+        recent = (*(each for each in known if each[0] > at - RATE_S), (at, tokens))
+        self._workers[worker] = WorkerCounters(at=at, counters=counters, tokens=recent)
 
     @property
     def num_workers(self) -> int:

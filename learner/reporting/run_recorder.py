@@ -142,7 +142,8 @@ class RunRecorder:
 
     def blocked(self, report: WorkerBlocked) -> None:
         fields = {"worker": report.worker, "environment": report.environment, "place": report.place}
-        self._recorder.event("blocked", at=self._clocks.offset(report.worker) + report.at, seconds=report.seconds, **fields)
+        began = self._clocks.offset(report.worker) + report.at - report.seconds  # it is reported while it blocks
+        self._recorder.event("blocked", at=began, seconds=report.seconds, **fields)
 
     def reported(self, report: WorkerReport) -> None:
         """Record a worker's load, and compare its clock."""

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Page, Request, sync_playwright
+from playwright.sync_api import Page, Request, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 ]
+WAIT_MS = 60_000
+"""How long something on a page may take on a busy machine."""
 MUST_RUN = "TEST_BROWSER_MUST_RUN"
 """Environment variable of CI, where a missing browser is a failure."""
 
@@ -40,7 +42,8 @@ def open_page(url: str = "", *, wide: int = 1280, high: int = 900, dark: bool = 
         page = browser.new_page(
             viewport={"width": wide, "height": high}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
         )
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(WAIT_MS)
+        expect.set_options(timeout=WAIT_MS)
         opened = OpenPage(page=page)
         page.on("console", lambda said: opened.problems.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: opened.problems.append(str(error)))

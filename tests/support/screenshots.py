@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
 
 def take(page: Page, path: Path) -> None:
     page.screenshot(path=path)
-    Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    Image.open(path).convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     size = path.stat().st_size
     assert size < MOST_BYTES, f"{path.name} has {size} bytes"
 

@@ -19,12 +19,17 @@ ALPHABET = "0123456789="
 TOKENIZER = Characters(ALPHABET)
 STEPS, GROUPS, SIBLINGS, LENGTH = 20, 8, 8, 12
 STEP_S = 0.6
+BEGAN_S = 40.0
+"""The recording begins that long before the end."""
+BLOCKED_S = 5.0
+"""A worker was blocked for that long, before the steps that are recorded: the timeline shows it, and it slows nothing now."""
 
 
 def record_demo(folder: Path, *, steps: int, ended: float, draw: random.Random) -> None:
     """Record the last of `steps` steps, the very last of which ended at the time `ended`."""
     first = max(1, steps - STEPS + 1)
     with Recorder(folder, "learner", events_bytes=2**22, rollouts_bytes=2**24) as recorder:
+        recorder.event("start", at=ended - BEGAN_S, step=first - 1, version=first - 1, timeline="demo")
         for step in range(first, steps + 1):
             at = ended - STEP_S * (steps - step)
             for number in range(step * GROUPS, (step + 1) * GROUPS):
@@ -36,8 +41,15 @@ def record_demo(folder: Path, *, steps: int, ended: float, draw: random.Random) 
                 else:
                     recorder.group(_trained(step, at, group), group)
             idle = {"idle/no_groups": 0.1, "idle/pushing": 0.03, "idle/checkpoint": 0.01, "idle/other": 0.02}
+            recorder.event("take", at=at - 0.6, seconds=0.1, step=step)
             recorder.event("step", at=at - 0.5, seconds=0.5, step=step, version=step, wait_s=0.1, idle=idle)
-            recorder.event("push", at=at, seconds=0.05, version=step, step=step, bytes=400_000, staged=["w-0", "w-1"])
+            recorder.event(
+                "push", at=at, seconds=0.05, wait_s=0.01, version=step, step=step, bytes=400_000, staged=["w-0", "w-1"]
+            )
+            for worker in ("w-0", "w-1"):
+                recorder.event("swap", at=at + 0.05, seconds=0.02, worker=worker, version=step, how="push")
+        place = {"worker": "w-1", "environment": "counting", "place": "counting.py:31 in reward"}
+        recorder.event("blocked", at=ended - STEP_S * (STEPS + 10), seconds=BLOCKED_S, **place)
         recorder.add(Event(kind="fates", at=ended, fields=_fates(steps)))
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any
 
 from async_rl.recording import Event, Recording
 
 KINDS = ("group", "take", "step", "checkpoint", "push", "swap", "blocked", "process")
 MOST_LANES, MOST_BARS = 64, 4000
-"""Beyond these, the lanes with the fewest bars share one, and the oldest bars are left out."""
+"""Beyond these, the lanes with the fewest bars share one, and the shortest bars are left out."""
+ALWAYS = ("blocked", "process")
+"""Kinds that are left out last: they are few, and what people look for."""
 OTHERS = "other workers"
 FIRST = ("run", "learner")
 PUSHES = 10
 """Of the window, the last ones."""
+SHORTEST_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +32,33 @@ class Bar:
     text: str
 
 
-def read_lanes(recording: Recording, *, end: float, seconds: float) -> dict[str, Any]:
-    """The window of `seconds` that ends at `end`, in seconds since 1970: lanes with their bars, and its pushes."""
-    begin = end - seconds
-    events = list(recording.events(since=begin, until=end, kinds=KINDS))
-    bars = sorted((_bar(event, begin) for event in events), key=lambda bar: bar.begin)
-    shown = bars[-MOST_BARS:]
+def read_lanes(recording: Recording, *, begin: float | None, end: float) -> dict[str, Any]:
+    """The lanes with their bars, and the pushes, of the window from `begin` to `end`, in seconds since 1970.
+
+    It begins at the earliest with the first recorded event (None: there).
+    """
+    first = next(recording.events(), None)
+    recorded_from = first.at if first is not None else end
+    begin = min(recorded_from if begin is None else max(begin, recorded_from), end - SHORTEST_S)
+    pushes: deque[Event] = deque(maxlen=PUSHES)
+    counted: Counter[str] = Counter()
+
+    def bars() -> Iterator[Bar]:
+        for event in recording.events(since=begin, until=end, kinds=KINDS):
+            counted[event.kind] += 1
+            if event.kind == "push":
+                pushes.append(event)
+            yield _bar(event, begin)
+
+    shown = nlargest(MOST_BARS, bars(), key=lambda bar: (bar.kind in ALWAYS, bar.seconds))
     return {
         "begin": begin,
-        "seconds": seconds,
-        "left_out": len(bars) - len(shown),
-        "lanes": _lanes(shown),
-        "pushes": [_push(event) for event in events if event.kind == "push"][-PUSHES:],
+        "seconds": end - begin,
+        "recorded_from": recorded_from,
+        "left_out": counted.total() - len(shown),
+        "lanes": _lanes(sorted(shown, key=lambda bar: bar.begin)),
+        "pushes": [_push(event) for event in pushes],
+        "num_pushes": counted["push"],
     }
 
 
@@ -63,30 +83,31 @@ def _bar(event: Event, begin: float) -> Bar:
 
 
 def _text(kind: str, fields: Mapping[str, Any]) -> str:
-    """One sentence; a field that an event lacks is left empty."""
+    """What the page writes behind the kind; a field that an event lacks is left empty."""
 
     def said(name: str) -> str:
         return str(fields.get(name, ""))
 
     match kind:
         case "group":
-            return f"group {said('group')} of {said('environment')}: {said('fate')}"
+            return f"{said('group')} of {said('environment')}: {said('fate')}"
         case "take":
-            return f"waited for the groups of step {said('step')}"
+            return f"of step {said('step')}"
         case "step":
             return f"step {said('step')}"
         case "checkpoint":
-            return f"checkpoint of step {said('step')}; training stood still for {said('stall_s')} s"
+            return f"of step {said('step')}; training stood still for {said('stall_s')} s"
         case "push":
-            return f"push of version {said('version')} to {len(fields.get('staged', ()))} workers"
+            return f"version {said('version')} to {len(fields.get('staged', ()))} workers"
         case "swap":
-            return f"serves version {said('version')} ({said('how')})"
+            return f"version {said('version')} ({said('how')})"
         case "blocked":
-            return f"blocked by {said('environment') or 'its own code'} at {said('place')}"
+            return f"by {said('environment') or 'its own code'} at {said('place')}"
         case _:
             return f"{said('name')} {said('what')} {said('detail')}".rstrip()
 
 
 def _push(event: Event) -> dict[str, Any]:
-    names = ("version", "step", "bytes", "wait_s", "staged", "dropped")
-    return {"at": event.at, "seconds": event.seconds} | {name: event.fields.get(name) for name in names}
+    names = ("version", "step", "bytes", "staged", "dropped")
+    wait_s = event.fields.get("wait_s", 0.0)
+    return {"at": event.at, "seconds": event.seconds, "wait_s": wait_s} | {name: event.fields.get(name) for name in names}

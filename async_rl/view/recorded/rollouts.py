@@ -7,7 +7,7 @@ Every document is bounded: lists come in pages, texts and token rows in pieces.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from statistics import fmean
@@ -20,6 +20,7 @@ from async_rl.recording import (
     Fates,
     LetGo,
     Life,
+    LifeSpan,
     RecordedGroup,
     RecordedRollout,
     Recording,
@@ -29,6 +30,7 @@ from async_rl.recording import (
 from async_rl.recording.selection import Order
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Message, Sample
+from async_rl.view.recorded.stages import BLOCKED, STAGES, blocked_s, blocks_by_worker, latest_stages
 
 T = TypeVar("T", int, float)
 
@@ -51,6 +53,10 @@ FATES = {
     "in_flight/ready": "ready in the buffer for the learner",
     "in_flight/again": "trained, and ready for another use",
     "in_flight/taken": "in training, or trained since the last checkpoint",
+    "left_over/reserved": "being rolled out when the run ended",
+    "left_over/ready": "ready in the buffer when the run ended",
+    "left_over/again": "trained, and ready for another use when the run ended",
+    "left_over/taken": "trained after the last checkpoint, so a resumed run trains it again",
     "dropped/no_signal": "all its rewards are equal, so it has no advantages",
     "dropped/stale": "older than staleness.max_age before it was taken",
     "dropped/failed": "every rollout failed",
@@ -65,9 +71,9 @@ FATES = {
 class RolloutBrowser:
     """Answers the page's questions about one run. Not thread-safe."""
 
-    def __init__(self, recording: Recording, config: Config | None) -> None:
+    def __init__(self, recording: Recording, config: Config | None, is_running: Callable[[], bool] = lambda: True) -> None:
         """`config`: the run's, for its tokenizer; None: tokens are shown as ids."""
-        self._recording, self._config = recording, config
+        self._recording, self._config, self._is_running = recording, config, is_running
 
     def read_index(self) -> None:
         """Read the index of the rollouts: later answers read what was added to it since."""
@@ -118,10 +124,27 @@ class RolloutBrowser:
             "samples": [{"tokens": len(sample), "sampled": sample.num_sampled} for sample in content.samples],
             "is_head": facts.is_head,
             "keeps_old_keys": self._keeps_old_keys,
-            "life": [asdict(span) for span in life.of(rollout.sibling)],
+            "life": self._life(group, life.of(rollout.sibling)),
             "checkpoint_step": life.checkpoint_step,
             "missing": list(_missing(group, life)),
         }
+
+    def _life(self, group: RecordedGroup, spans: Sequence[LifeSpan]) -> list[dict[str, Any]]:
+        """Return spans with the seconds in which the worker was blocked, and these blocks as spans."""
+        from_s, to_s = group.facts.reserved_at, group.facts.ready_at
+        if not from_s < to_s:
+            return [asdict(span) | {"blocked_s": 0.0, "detail": ""} for span in spans]
+        events = self._recording.events(since=from_s, until=to_s, kinds=(BLOCKED,))
+        blocks = blocks_by_worker(events).get(group.content.worker, ())
+        described = [
+            asdict(span) | {"blocked_s": blocked_s(span.start, span.stop, blocks) if span.what in STAGES else 0.0, "detail": ""}
+            for span in spans
+        ]
+        cut = [(max(block.start, from_s), min(block.stop, to_s), block.place) for block in blocks]
+        return described + [
+            asdict(LifeSpan(what=BLOCKED, start=start, stop=stop)) | {"blocked_s": 0.0, "detail": place}
+            for start, stop, place in cut
+        ]
 
     def messages(self, rollout_id: str, start: int) -> dict[str, Any]:
         """Return messages of a conversation from number `start` on, each with the head of its text. The first is number 0."""
@@ -185,11 +208,18 @@ class RolloutBrowser:
             "worst": min(scored, key=lambda each: each.content.reward).sibling if scored else None,
         }
 
+    # -- all of them ----------------------------------------------------------------------------------------------
+    def stages(self) -> dict[str, Any]:
+        """Return the mean seconds of the latest trained episodes by stage."""
+        found = latest_stages(self._recording)
+        names = [name for name in (*STAGES, BLOCKED) if found.seconds.get(name)]
+        return {"episodes": found.episodes, "stages": [(name, found.mean(name)) for name in names]}
+
     # -- fates ----------------------------------------------------------------------------------------------------
     def fates(self) -> dict[str, Any] | None:
         """Return the ledger of the last step; None before the first."""
         fates = self._recording.fates()
-        return ledger_of(fates) if fates is not None else None
+        return ledger_of(fates, is_running=self._is_running()) if fates is not None else None
 
     @property
     def _keeps_old_keys(self) -> bool:
@@ -252,6 +282,7 @@ def _row(row: RolloutRow) -> dict[str, Any]:
         "tokens": row.tokens,
         "turns": row.turns,
         "advantage": row.advantage,
+        "seconds": row.seconds,
     }
 
 
@@ -387,13 +418,14 @@ def _oldest_keys(sample: Sample, versions: Sequence[int | None]) -> list[int | N
 
 
 # -- fates --------------------------------------------------------------------------------------------------------------
-def ledger_of(fates: Fates) -> dict[str, Any]:
-    """Return a row per fate.
+def ledger_of(fates: Fates, *, is_running: bool = True) -> dict[str, Any]:
+    """Return a row per fate. After the end of a run, nothing is in flight: it is left over.
 
     The shares, in tenths of a percent, add up to 1000: what rounding leaves goes to the largest remainders.
     """
     counts = {"trained": fates.trained}
-    counts |= {f"in_flight/{state}": count for state, count in fates.in_flight.items()}
+    open_fate = "in_flight" if is_running else "left_over"
+    counts |= {f"{open_fate}/{state}": count for state, count in fates.in_flight.items() if count or is_running}
     counts |= {f"dropped/{reason}": count for reason, count in sorted(fates.dropped.items(), key=lambda each: -each[1])}
     known = sum(counts.values())
     if fates.issued != known:

@@ -6,6 +6,7 @@ GET /api/messages     further messages of a rollout: `id`, `start`
 GET /api/text         a piece of a message: `id`, `message`, `start`
 GET /api/tokens       a piece of a sample: `id`, `sample`, `start`
 GET /api/group        `id`
+GET /api/stages       mean seconds of the latest trained episodes by stage
 GET /api/fates        the ledger of fates
 """
 
@@ -47,6 +48,7 @@ class RolloutRoutes:
                 lambda query: browser.tokens(_id(query), _number(query, "sample"), _number(query, "start"))
             ),
             "/api/group": self._answer(lambda query: browser.group(_id(query))),
+            "/api/stages": self._answer(lambda _query: browser.stages()),
             "/api/fates": self._answer(lambda _query: {"ledger": browser.fates()}),
         }
 

@@ -3,6 +3,9 @@
 import uPlot from "./vendor/uPlot.esm.js";
 import { color, el, fill, number, themeColor, visible } from "./dom.js";
 
+/** Labels of the times of a push, on every page the same. */
+export const PUSH = { "weights/push_s": "push: from its begin until all workers have it", "weights/wait_s": "before it: packed, waiting for the push before" };
+
 const HEIGHT = 190;
 const cursor = { sync: { key: "steps" }, focus: { prox: 24 } };
 
@@ -24,6 +27,7 @@ export class Chart {
     this.body = el("div", {}, el("div", { class: "empty" }, "no values yet"));
     this.element = el("section", { class: "chart" },
       el("h3", {}, spec.title, " ", el("small", {}, spec.unit || "")), this.body);
+    this.note = null;
     this.plot = null;
     this.drawn = "";
     this.observer = new ResizeObserver(() => this.resize());
@@ -38,6 +42,14 @@ export class Chart {
     const lines = names.map((name) => ({ name, label: this.label(name), values: store.values[name] }));
     this.element.title = names.map((name) => (store.about[name] ? `${name}: ${store.about[name].help}` : name)).join("\n");
     this.draw(store.steps, lines);
+  }
+
+  /** A sentence below the chart; none if it is empty. */
+  remark(text) {
+    if (this.note?.textContent === text || (!this.note && !text)) return;
+    this.note?.remove();
+    this.note = text ? el("p", { class: "remark" }, text) : null;
+    if (this.note) this.element.append(this.note);
   }
 
   /** Draw lines {label, values, isDim} over x. */
@@ -91,7 +103,7 @@ export class Chart {
     return {
       width: this.width(), height: HEIGHT, cursor, series: [{ label: this.spec.x || "step" }, ...series],
       scales: { x: { time: false }, y },
-      axes: [axis, { ...axis, size: 56, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
+      axes: [{ ...axis, size: 30 }, { ...axis, size: 56, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
       bands: this.spec.stacked ? lines.slice(1).map((_line, index) => ({ series: [index + 2, index + 1] })) : undefined,
     };
   }

@@ -33,8 +33,8 @@ export function table(columns, rows) {
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((content, index) => cell("td", columns[index][1], content)))))));
 }
 
-export function tile(label, value, href = null) {
-  return el(href ? "a" : "div", { class: "tile", href }, el("span", {}, label), el("b", {}, value));
+export function tile(label, value, href = null, note = "") {
+  return el(href ? "a" : "div", { class: "tile", href }, el("span", {}, label), el("b", {}, value), note ? el("small", {}, note) : null);
 }
 
 /** A number as short as it can be read; "–" for none. */
@@ -57,6 +57,21 @@ export function ago(seconds) {
   const steps = [[86400, "d"], [3600, "h"], [60, "min"]];
   for (const [size, unit] of steps) if (seconds >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
   return `${Math.max(0, Math.round(seconds))} s`;
+}
+
+/** A time of the run: "35 s", or "2:05", "1:02:05"; `size`: the distance of two of them. */
+export function clock(seconds, size = 1) {
+  const digits = size < 1 ? Math.ceil(-Math.log10(size)) : 0;
+  if (Math.abs(seconds) < 120) return `${Number(seconds.toFixed(digits))} s`;
+  const whole = Math.floor(seconds), two = (value) => String(value).padStart(2, "0");
+  const hours = Math.floor(whole / 3600), rest = digits ? (seconds - whole).toFixed(digits).slice(1) : "";
+  const minutes = Math.floor(whole / 60) % 60;
+  return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}${rest}`;
+}
+
+/** Whether a run ended as it should: then it is no news that its processes are gone. */
+export function hasEnded(state) {
+  return ["finished", "stopped"].includes(state.kind);
 }
 
 /** The colour of the nth series in the current theme. */

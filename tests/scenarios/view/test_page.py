@@ -3,34 +3,59 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page, expect
 
+from async_rl.recording.recorder import Recorder
 from async_rl.view.demo import write_demo
 from tests.support.browser import OpenPage, open_page
 from tests.support.view_client import Viewed, viewed
 
 STEPS = 10_000
+BLOCKED_S = 5.0
 MOST_BYTES, MOST_REQUESTS = 1_000_000, 10
 SCRIPT = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
 HOSTILE = f"{SCRIPT} \x1b[31m\x07 \u202egnp.exe"
 CONTENT = {
-    "overview": ("Finished: trained all 10000 steps", "Warnings", "What became of the tokens", "groups dropped: stale", SCRIPT),
+    "overview": (
+        "Finished: trained all 10000 steps",
+        "Warnings",
+        "What became of the tokens",
+        "groups dropped: stale",
+        SCRIPT,
+        "whole run: ",
+        "left over",
+    ),
     "staleness": ("Groups of the step by age", "Slots", "trained", "dropped: stale", "tokens of ended rollouts"),
     "learner": ("Gradient norm", "Effective sample size by age", "Packing", "Seconds of a step"),
     "fleet": (
         "Workers",
-        "Redis is not running",
+        "The run has ended, and with it its Redis",
         "What each process did",
         "group rolled out",
+        "Pushes in this window: the last 10 of",
         "KV cache in use",
         "Push of a version",
     ),
     "compare": ("Runs", "other", "staleness.max_age", "counting mean@4"),
     "config": ("staleness.max_age", "environments.0.type", "config.yaml:"),
 }
+
+OWN = {
+    "staleness": "text=What became of every generated token",
+    "learner": "text=Gradient norm",
+    "fleet": ".lane",
+    "rollouts": "table.list td",
+    "compare": "text=counting mean@4",
+    "config": "text=staleness.max_age",
+    "overview": ".tile",
+}
+"""What only this page has."""
 
 
 def write_run(folder: Path) -> Path:
@@ -43,6 +68,9 @@ def write_run(folder: Path) -> Path:
     with (run / "metrics.jsonl").open("r+") as file:
         last = json.loads(file.readlines()[-1])
         file.write(json.dumps({"step": STEPS, "time": last["time"], f"environment/{HOSTILE}/reward": 0.5}) + "\n")
+    with Recorder(run, "learner", events_bytes=2**20, rollouts_bytes=2**20) as recorder:
+        place = {"worker": "w-0", "environment": "counting", "place": "tasks.py:7 in reward"}
+        recorder.event("blocked", at=last["time"] - 6, seconds=BLOCKED_S, **place)
     with (run / "warnings.jsonl").open("a") as file:
         for event in (HOSTILE, "y" * 1_000_000, f"{HOSTILE} again"):
             row = {"time": 1.0, "role": "worker", "pid": 1, "level": "error", "event": event, "details": {}}
@@ -57,6 +85,10 @@ def test_a_browser_shows_a_run_of_ten_thousand_steps(tmp_path: Path):
         with open_page(view.url) as opened:
             is_light(opened)
             every_page_shows_its_content(opened)
+            the_overview_says_why_it_is_slow(opened)
+            the_timeline_shows_what_blocks_and_zooms(opened)
+            settings_at_their_defaults_are_hidden(opened)
+            narrow_screens_show_all(opened)
             keys_work(opened)
             new_rows_arrive(opened, run)
             assert opened.problems == []
@@ -106,6 +138,86 @@ def every_page_shows_its_content(opened: OpenPage) -> None:
     opened.page.get_by_text("␇ \ufffdgnp.exe").first.wait_for()
 
 
+def the_overview_says_why_it_is_slow(opened: OpenPage) -> None:
+    """In words that the chart of idle time does not contradict; a run that ended well shows nothing in red."""
+    page = opened.page
+    page.get_by_text("blocks its worker at tasks.py:7 in reward, for at least 5 s").wait_for()
+    idle = page.locator(".chart", has_text="Idle learner by cause")
+    idle.get_by_text("includes the time in which a worker was blocked").wait_for()
+    expect(page.locator("main .bad")).to_have_count(0)
+    expect(page.locator(".keyed", has_text="trained")).not_to_contain_text("in flight")
+
+
+def the_timeline_shows_what_blocks_and_zooms(opened: OpenPage) -> None:
+    page = opened.page
+    page.keyboard.press("4")
+    page.locator(".lane i.blocked").first.wait_for()
+    expect(page.locator(".keyed", has_text="upper half")).to_contain_text("blocked code")
+    expect(page.locator(".axis small").nth(2)).to_contain_text(re.compile(r"\d"))
+    rows = page.evaluate(
+        """() => [...document.querySelectorAll(".lane i:is(.blocked, .group)")].map((bar) => {
+             const { top, bottom } = bar.getBoundingClientRect();
+             return [bar.classList[0], bar.closest(".lane").innerText, top, bottom];
+           })"""
+    )
+    ((_, _, _, lowest),) = [row for row in rows if row[:2] == ["blocked", "w-0"]]
+    tops = [top for kind, lane, top, _ in rows if (kind, lane) == ("group", "w-0")]
+    assert tops
+    assert all(lowest <= top for top in tops), "the bars of groups hide what blocks"
+    assert_zooms(page)
+    page.keyboard.press("?")
+    for words in ("load the timeline again", "the whole run in the timeline"):
+        page.locator("#keys").get_by_text(words).wait_for()
+    page.keyboard.press("Escape")
+
+
+def assert_zooms(page: Page) -> None:
+    """By dragging; out again by a key, and to the whole run by another."""
+    box = page.locator(".timeline .over").bounding_box()
+    assert box is not None
+    y, asks = box["y"] + 5, re.compile(r"/api/lanes\?since=\d+&until=\d+")
+    with page.expect_response(asks) as answered:
+        page.mouse.move(box["x"] + 0.25 * box["width"], y)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.75 * box["width"], y, steps=3)
+        page.mouse.up()
+    found = answered.value.json()
+    assert found["seconds"] == pytest.approx(15, abs=0.5)
+    page.get_by_role("button", name="zoom out").wait_for()
+    with page.expect_response(re.compile(r"/api/lanes\?seconds=30")):
+        page.keyboard.press("z")
+    expect(page.get_by_role("button", name="zoom out")).to_have_count(0)
+    with page.expect_response(re.compile(r"/api/lanes\?seconds=0")) as whole:
+        page.keyboard.press("w")
+    assert whole.value.json()["begin"] == whole.value.json()["recorded_from"]
+
+
+def settings_at_their_defaults_are_hidden(opened: OpenPage) -> None:
+    page = opened.page
+    page.keyboard.press("7")
+    page.get_by_text("worker.groups_in_flight").first.wait_for()
+    page.get_by_label("only values that differ").check()
+    expect(page.get_by_text("worker.groups_in_flight")).to_have_count(0)
+    page.get_by_text("staleness.max_age").first.wait_for()
+
+
+def narrow_screens_show_all(opened: OpenPage) -> None:
+    """Without scrolling sideways; and the rows of tiles are full at every width."""
+    page = opened.page
+    usual = page.viewport_size
+    assert usual is not None
+    for name in OWN:
+        page.set_viewport_size({"width": 420, "height": 900})
+        page.click(f"#pages a[data-page={name}]")
+        page.locator(OWN[name]).first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420, name
+    for width in (420, 800, 1280, 1900):
+        page.set_viewport_size({"width": width, "height": 900})
+        tops = page.evaluate("[...document.querySelectorAll('.tile')].map((tile) => tile.getBoundingClientRect().top)")
+        assert len(set(Counter(tops).values())) == 1, (width, tops)
+    page.set_viewport_size(usual)
+
+
 def keys_work(opened: OpenPage) -> None:
     page = opened.page
     page.keyboard.press("2")
@@ -144,7 +256,7 @@ def test_a_browser_follows_a_run_that_lives(tmp_path: Path):
             opened.page.get_by_text("is live; the learner is").wait_for()
             running.signal(signal.SIGINT)
             assert running.exit_code() == 0, running.output
-            opened.page.get_by_text("Redis is not running").wait_for()
+            opened.page.get_by_text("The run has ended, and with it its Redis").wait_for()
             opened.page.keyboard.press("1")
             opened.page.get_by_text("Stopped: was stopped after step").wait_for()
             opened.page.get_by_text("■ stopped").wait_for()

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from async_rl.recording.recorded import GroupFacts
 from async_rl.recording.recorder import Recorder
 from tests.support.browser import open_page
-from tests.support.recorded_run import ALPHABET, HOSTILE, group, record_run
+from tests.support.recorded_run import ALPHABET, BEGAN, HOSTILE, group, record_run
 from tests.support.view_client import Viewed, viewed
 
 CONFIG = {
@@ -24,10 +24,14 @@ CONFIG = {
 def test_rollouts_are_found_opened_and_compared(tmp_path: Path):
     run = tmp_path / "run"
     record_run(run, 30)
+    with Recorder(run, "learner", events_bytes=2**20, rollouts_bytes=2**26) as recorder:
+        place = {"worker": "worker-1", "environment": "sums", "place": "sums.py:7 in reward"}
+        recorder.event("blocked", at=BEGAN + 7 + 1.0, seconds=5.0, **place)  # while t000000007 was rolled out
     (run / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     with viewed(tmp_path, run) as view, open_page(view.url) as opened:
         page = opened.page
         wrong_requests_are_answered_in_a_sentence(view)
+        durations_are_listed_and_explained(page)
         filters_narrow_the_list(page)
         keys_lead_through_rollouts(page)
         a_link_leads_to_a_token(page, view.url)
@@ -54,6 +58,19 @@ def wrong_requests_are_answered_in_a_sentence(view: Viewed) -> None:
 
 def show(page: Page, address: str) -> None:
     page.evaluate("address => { location.hash = address; }", address)
+
+
+def durations_are_listed_and_explained(page: Page) -> None:
+    """Where the sentence of the overview leads: the slowest first, and what an episode spends its time on."""
+    show(page, "#/rollouts?order=slowest")
+    expect(page.locator("select[name=order]")).to_have_value("slowest")
+    expect(page.locator("table.list thead")).to_contain_text("took")
+    expect(page.locator("table.list tbody tr").first).to_contain_text("2.9 s")
+    expect(page.locator(".stages")).to_contain_text("generation 1.4 s, 49.1 %")
+    expect(page.locator(".stages")).to_contain_text("blocked worker 283 ms")
+    show(page, "#/rollouts/t000000007/1")
+    expect(page.locator(".lanes tr", has_text="generation")).to_contain_text("600 ms, and 1.0 s blocked")
+    expect(page.locator(".lanes tr", has_text="blocked: code stopped its worker")).to_contain_text("2.0 s")
 
 
 def filters_narrow_the_list(page: Page) -> None:

@@ -14,10 +14,15 @@ from tests.support.repository import ROOT
 from tests.support.run_processes import program
 
 CAUSES = {
-    "blocked_environment": ("The environment counting blocks its worker at slow_parts.py:", "in reward"),
-    "starved_learner": ("The learner waits for rollouts", "generating", "worker.groups_in_flight allows 1"),
-    "slow_grader": ("The learner waits for rollouts", "in grading: the reward is slow"),
-    "slow_push": ("Weights are slow to arrive",),
+    "blocked_environment": ("The environment counting blocks its worker at slow_parts.py:", "in reward", "await in_process"),
+    "starved_learner": (
+        "The learner waits for rollouts",
+        "generating",
+        "worker.groups_in_flight allows 1",
+        "raise worker.groups_in_flight",
+    ),
+    "slow_grader": ("The learner waits for rollouts", "in grading: the reward is slow", "raise worker.groups_in_flight"),
+    "slow_push": ("Weights are slow to arrive", "raise wire.push_every_steps (now 1)"),
 }
 
 

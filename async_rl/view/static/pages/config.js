@@ -12,19 +12,19 @@ export function open(context) {
 
   function show() {
     const text = wanted.value.toLowerCase();
-    const kept = rows.filter(([key, value, origin]) => (!changed.checked || origin !== "default")
-      && `${key} ${value}`.toLowerCase().includes(text));
-    fill(shown, table([["setting", "text"], ["value", "text"], ["origin", ""]], kept));
+    const kept = rows.filter(([key, value, , isChanged]) => (!changed.checked || isChanged) && `${key} ${value}`.toLowerCase().includes(text));
+    fill(shown, el("p", { class: "dim", role: "status" }, `${kept.length} of ${rows.length} settings`),
+      table([["setting", "text"], ["value", "text"], ["origin", ""]], kept.map((row) => row.slice(0, 3))));
   }
 
   getJson("/api/config").then((found) => {
-    rows = found.settings.map(([key, value, origin]) => [key, JSON.stringify(value), origin]);
+    rows = found.settings.map(([key, value, origin, isChanged]) => [key, JSON.stringify(value), origin, isChanged]);
     if (found.problem) fill(shown, el("p", { class: "bad" }, found.problem));
     else show();
   }, (error) => fill(shown, el("p", { class: "bad" }, error.message)));
 
   return {
-    element: el("div", {}, el("h2", {}, "Configuration"), el("p", {}, wanted, " ", el("label", {}, changed, " without defaults")), shown),
+    element: el("div", {}, el("h2", {}, "Configuration"), el("p", {}, wanted, " ", el("label", {}, changed, " only values that differ from their defaults")), shown),
     keys: { "/": ["find a setting", () => wanted.focus()] },
   };
 }

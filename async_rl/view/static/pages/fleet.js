@@ -1,18 +1,18 @@
 // Workers: what each serves and does, pushes of weights, and what went wrong.
 
 import { getJson } from "../api.js";
-import { ChartGrid } from "../charts.js";
-import { ago, el, fill, number, share, table } from "../dom.js";
+import { ChartGrid, PUSH } from "../charts.js";
+import { ago, el, fill, hasEnded, number, share, table } from "../dom.js";
 import { lanes, pushes } from "../lanes.js";
 
 const CHARTS = [
   { title: "Workers", names: ["rollout/workers", "weights/workers", "weights/dropped"],
     labels: { "rollout/workers": "present", "weights/workers": "got the last push", "weights/dropped": "left out of it" } },
-  { title: "Sampled tokens", unit: "tokens/s, all workers", names: ["rollout/tok_s"] },
+  { title: "Sampled tokens", unit: "tokens/s, all workers", names: ["rollout/tok_s"], labels: { "rollout/tok_s": "sampled, last 10 s" } },
   { title: "Generations", names: ["engine/running", "engine/waiting"] },
-  { title: "KV cache in use", unit: "share", range: [0, 1], names: ["engine/kv_used"] },
-  { title: "Groups being rolled out", unit: "groups", names: ["rollout/inflight"] },
-  { title: "Push of a version", unit: "s", names: ["weights/push_s", "weights/wait_s"], labels: { "weights/push_s": "push", "weights/wait_s": "wait before it" } },
+  { title: "KV cache in use", unit: "share", range: [0, 1], names: ["engine/kv_used"], labels: { "engine/kv_used": "in use" } },
+  { title: "Groups being rolled out", unit: "groups", names: ["rollout/inflight"], labels: { "rollout/inflight": "in flight" } },
+  { title: "Push of a version", unit: "s", names: ["weights/push_s", "weights/wait_s"], labels: PUSH },
   { title: "Size of a push", unit: "bytes per worker", names: ["weights/bytes"] },
   { title: "Failed episodes by boundary, since the workers started", names: ["rollout/failures/*"] },
   { title: "Reward by environment", names: ["environment/*/reward"] },
@@ -20,32 +20,58 @@ const CHARTS = [
 ];
 const COUNTERS = [["groups", "inflight"], ["generations", "engine/running"], ["waiting", "engine/waiting"], ["episodes", "episodes"]];
 
+const WINDOWS = [[10, "last 10 s"], [30, "last 30 s"], [120, "last 2 min"], [600, "last 10 min"], [0, "whole run"]];
+
 export function open() {
   const now = el("div");
   const timeline = el("div");
-  const seconds = el("select", { onchange: () => load() }, [10, 30, 120, 600].map((value) =>
-    el("option", { value, selected: value === 30 }, `${value} s`)));
+  const chosen = el("select", { "aria-label": "window of the timeline", onchange: () => show([]) }, WINDOWS.map(([value, words]) =>
+    el("option", { value, selected: value === 30 }, words)));
+  const back = el("button", { type: "button", onclick: zoomOut, hidden: true }, "zoom out (z)");
   const grid = new ChartGrid(CHARTS);
+  let ranges = []; // dragged over, each within the one before
+  let asked = 0;
 
   async function load() {
+    const own = (asked += 1);
+    const [since, until] = ranges.at(-1) || [];
+    const query = since === undefined ? { seconds: chosen.value }
+      : { since: Math.floor(1000 * since), until: Math.ceil(1000 * until) };
     try {
-      const found = await getJson("/api/lanes", { seconds: seconds.value });
-      fill(timeline, lanes(found), pushes(found));
+      const found = await getJson("/api/lanes", query);
+      if (own !== asked) return; // another window was chosen meanwhile
+      fill(timeline, lanes(found, (from, to) => show([...ranges, [from, to]]), timeline.clientWidth * 0.8), pushes(found));
     } catch (error) {
       fill(timeline, el("p", { class: "bad" }, error.message));
     }
   }
 
+  function show(wanted) {
+    ranges = wanted;
+    back.hidden = !ranges.length;
+    return load();
+  }
+
+  function zoomOut() {
+    return show(ranges.slice(0, -1));
+  }
+
+  function showAll() {
+    chosen.value = "0";
+    return show([]);
+  }
+
   load();
   return {
-    element: el("div", {}, now, el("h2", {}, "What each process did in the last ", seconds, " (r loads it again)"), timeline, grid.element),
+    element: el("div", {}, now, el("h2", {}, "What each process did: ", chosen, " ", back),
+      el("p", { class: "dim" }, "Drag over the lanes to zoom in; w shows the whole run, r loads again."), timeline, grid.element),
     names: grid.names,
     update(store) {
       grid.update(store);
       for (const chart of grid.charts) chart.element.hidden = !chart.plot;
       fill(now, workers(store.state), notes(store.state));
     },
-    keys: { r: ["load the timeline again", load] },
+    keys: { r: ["load the timeline again", load], w: ["the whole run in the timeline", showAll], z: ["zoom out of the timeline", zoomOut] },
     close() { grid.destroy(); },
   };
 }
@@ -71,7 +97,7 @@ function workers(state) {
 
 function processes(state) {
   const gone = state.processes.filter((each) => !each.is_alive).map((each) => each.name);
-  return gone.length ? el("p", { class: "bad" }, `Gone: ${gone.join(", ")}.`) : null;
+  return gone.length && !hasEnded(state) ? el("p", { class: "bad" }, `Gone: ${gone.join(", ")}.`) : null;
 }
 
 function notes(state) {

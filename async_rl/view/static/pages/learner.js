@@ -1,6 +1,6 @@
 // The objective's diagnostics, also by age; gradients, packing, and where the time of a step goes.
 
-import { ChartGrid } from "../charts.js";
+import { ChartGrid, PUSH } from "../charts.js";
 import { el } from "../dom.js";
 
 const ages = (measure) => `policy/age_*/${measure}`;
@@ -18,7 +18,7 @@ const CHARTS = [
   { title: "Seconds of a step", unit: "s", stacked: true, names: ["mean:time/step", "mean:time/wait_data"],
     labels: { "time/step": "training", "time/wait_data": "waiting for groups" } },
   { title: "Beside the step", unit: "s", names: ["time/pack", "weights/push_s", "weights/wait_s", "checkpoint/stall_s", "checkpoint/write_s"],
-    labels: { "time/pack": "packing", "weights/push_s": "push", "weights/wait_s": "wait for the push", "checkpoint/stall_s": "checkpoint stall", "checkpoint/write_s": "checkpoint write" } },
+    labels: { "time/pack": "packing", ...PUSH, "checkpoint/stall_s": "checkpoint stall", "checkpoint/write_s": "checkpoint write" } },
   { title: "Packing", unit: "share of the rows' capacity", range: [0, 1], names: ["batch/fill"] },
   { title: "Imbalance", unit: "largest / mean", names: ["batch/imbalance", "batch/lock_step"] },
   { title: "Tokens of a step", unit: "tokens", names: ["batch/trained_tokens", "batch/tokens"], labels: { "batch/trained_tokens": "sampled", "batch/tokens": "with prompts" } },

@@ -1,18 +1,21 @@
 // What the run does now: state of every process, what it waits for, warnings, and the curves that people look at first.
 
 import { ChartGrid, Chart } from "../charts.js";
-import { ago, el, fill, number, share, shareBar, table, tile } from "../dom.js";
+import { ago, el, fill, hasEnded, number, share, shareBar, table, tile } from "../dom.js";
 
 const CHARTS = [
   { title: "Reward of trained and of all groups", names: ["reward/mean", "rollout/reward", "train/loss", "held_out/loss"],
     labels: { "reward/mean": "trained", "rollout/reward": "all episodes", "train/loss": "loss", "held_out/loss": "held-out loss" } },
   { title: "Age of trained groups", unit: "versions", names: ["mean:staleness/mean", "staleness/max"] },
   { title: "Throughput", unit: "tokens/s", names: ["perf/tok_s", "rollout/tok_s"],
-    labels: { "perf/tok_s": "trained", "rollout/tok_s": "sampled" } },
+    labels: { "perf/tok_s": "trained in the step", "rollout/tok_s": "sampled, last 10 s" } },
   { title: "Idle learner by cause", unit: "share of its time", stacked: true, range: [0, 1],
-    names: ["mean:idle/no_groups", "mean:idle/pushing", "mean:idle/checkpoint", "mean:idle/other"] },
+    names: ["mean:idle/no_groups", "mean:idle/pushing", "mean:idle/checkpoint", "mean:idle/other"],
+    labels: { "idle/no_groups": "no groups ready", "idle/pushing": "weights not packed or not live", "idle/checkpoint": "checkpoint" } },
   { title: "Length of answers", unit: "tokens", names: ["episode/length"] },
 ];
+
+const IDLE = CHARTS.findIndex((chart) => chart.title.startsWith("Idle"));
 
 export function open() {
   const said = el("div");
@@ -28,6 +31,7 @@ export function open() {
       fill(said, sentences(store.state));
       fill(tiles, figures(store.state));
       grid.charts[1].spec.bound = store.state.max_age;
+      grid.charts[IDLE].remark(store.state.slowdowns.map((each) => each.remark).filter(Boolean).join("; "));
       grid.update(store);
       drawEvaluations(evaluated, store.evaluations);
       fill(tables, details(store.state));
@@ -49,22 +53,25 @@ function sentences(state) {
 
 /** Why the run is not faster, and where to look. */
 function slowdown({ sentence, page }) {
-  return el("p", { class: "sentence" }, `${sentence} `, el("a", { href: `#/${page}` }, page));
+  return el("p", { class: "sentence" }, `${sentence} `, el("a", { href: `#/${page}` }, page.split("?")[0]));
 }
 
 function figures(state) {
-  const latest = state.latest;
-  const reward = latest["reward/mean"] ?? latest["train/loss"];
+  const { latest, means } = state;
+  const hasReward = "reward/mean" in latest;
+  const whole = (value) => (value === "–" ? "" : `whole run: ${value}`);
   return [
     tile("step", `${state.step ?? "–"}${state.steps ? ` / ${state.steps}` : ""}`, "#/learner"),
-    tile("reward/mean" in latest ? "reward" : "loss", number(reward), "#/learner"),
+    tile(hasReward ? "reward, last step" : "loss, last step", number(latest["reward/mean"] ?? latest["train/loss"]), "#/learner",
+      hasReward && means.reward !== null ? `last ${Math.min(means.steps, state.step)} steps: ${number(means.reward)}` : ""),
     tile("age: mean, max, bound", `${number(latest["staleness/mean"])}, ${number(latest["staleness/max"])}, ${number(state.max_age)}`,
-      "#/staleness"),
+      "#/staleness", "last step"),
     tile("live version", number(state.live ? state.live.live_version : latest["weights/live"]), "#/fleet"),
     tile("pace: steps, slots", `${number(latest["pace/target"])}, ${number(latest["pace/slots"])}`, "#/staleness"),
-    tile("trained tokens/s", number(latest["perf/tok_s"]), "#/learner"),
-    tile("idle learner", share(latest["idle/learner"]), "#/learner"),
-    tile("workers", number(state.live ? state.live.workers.filter((each) => each.is_listed).length : latest["rollout/workers"]), "#/fleet"),
+    tile("trained tokens/s, last step", number(latest["perf/tok_s"]), "#/learner", whole(number(means.tok_s))),
+    tile("idle learner, last step", share(latest["idle/learner"]), "#/learner", whole(share(means.idle))),
+    tile("workers", number(state.live ? state.live.workers.filter((each) => each.is_listed).length : latest["rollout/workers"]), "#/fleet",
+      hasEnded(state) ? "before it ended" : ""),
     tile("tokens trained", number(latest["progress/tokens"]), "#/staleness"),
     tile("training time", ago(latest["progress/wall_s"]), "#/learner"),
   ];
@@ -73,8 +80,9 @@ function figures(state) {
 function details(state) {
   const counted = state.warnings.map((each) => [el("a", { href: `#/${each.page}` }, each.cause), number(each.times), "metrics"]);
   const logged = state.logged.map((each) => [each.text, number(each.times), `${each.role}, ${ago(state.now - each.last)} ago`]);
+  const gone = hasEnded(state) ? el("span", { class: "dim" }, "has ended") : el("span", { class: "bad" }, "is gone");
   const processes = state.processes.map((each) => [each.name,
-    el("span", { class: each.is_alive ? "good" : "bad" }, each.is_alive ? "lives" : "is gone"), String(each.pid)]);
+    each.is_alive ? el("span", { class: "good" }, "lives") : gone.cloneNode(true), String(each.pid)]);
   const workers = (state.live ? state.live.workers : []).map((each) => [
     el("a", { href: "#/fleet" }, each.id), 
     el("span", { class: each.is_listed ? "good" : "bad" }, each.is_listed ? "listed" : "gone"), `version ${number(each.version)}`]);

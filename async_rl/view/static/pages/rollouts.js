@@ -7,6 +7,7 @@ import { showGroup } from "../rollouts/group.js";
 import { showLedger } from "../rollouts/ledger.js";
 import { renewList, showList } from "../rollouts/list.js";
 import { showRollout } from "../rollouts/rollout.js";
+import { showStages } from "../rollouts/stages.js";
 
 let list = { query: {}, rows: [], offset: 0, total: 0 }; // what was listed last: next and previous follow it
 
@@ -38,8 +39,9 @@ export function open({ rest, query, go }) {
 async function refresh(place, query) {
   if (query.get("offset") || query.get("text")) return;
   try {
-    const [found, ledger] = await Promise.all([renewList(place, query), showLedger()]);
+    const [found, stages, ledger] = await Promise.all([renewList(place, query), showStages(), showLedger()]);
     if (found) list = found;
+    place.querySelector(".stages")?.replaceWith(stages);
     place.querySelector(".ledger")?.replaceWith(ledger);
   } catch {
     // The frame of the page says that the server does not answer.
@@ -61,9 +63,9 @@ async function show(place, rest, query) {
 async function contents(rest, query) {
   if (rest.length === 2) return [back(), await showRollout(rest.join("/"), query)];
   if (rest.length === 1 && rest[0]) return [back(), await showGroup(rest[0], query)];
-  const [shown, ledger] = await Promise.all([showList(query), showLedger()]);
+  const [shown, stages, ledger] = await Promise.all([showList(query), showStages(), showLedger()]);
   list = shown.list;
-  return [shown.place, ledger];
+  return [stages, shown.place, ledger];
 }
 
 function back() {

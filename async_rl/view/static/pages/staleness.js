@@ -11,7 +11,8 @@ const CHARTS = [
     labels: { "pace/slots": "allowed by the pace", "buffer/slots_used": "used", "buffer/reserved": "rolled out", "buffer/depth": "ready" } },
   { title: "Pace", unit: "steps' worth of groups", names: ["pace/target"] },
   { title: "Dropped groups, since the run began", unit: "groups", names: ["buffer/dropped/*"] },
-  { title: "Tokens, since the run began", unit: "tokens", stacked: true, names: ["mean:tokens/trained", "mean:tokens/in_flight", "mean:tokens/dropped/*"] },
+  { title: "Tokens, since the run began", unit: "tokens", stacked: true, names: ["mean:tokens/trained", "mean:tokens/in_flight", "mean:tokens/dropped/*"],
+    labels: { "tokens/trained": "trained, in a checkpoint", "tokens/in_flight": "ready, or trained and in no checkpoint yet" } },
   { title: "Tokens of the step by age", unit: "tokens", stacked: true, names: ["mean:policy/age_*/tokens"] },
 ];
 

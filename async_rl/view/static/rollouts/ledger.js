@@ -14,9 +14,11 @@ export async function showLedger() {
   const rows = ledger.rows.map((row) => line(row, ledger.tokens));
   const whole = ledger.rows.reduce((sum, row) => sum + row.permille, 0);
   const total = el("tr", { class: "total" }, el("th", { scope: "row" }, "issued"), cell(count(ledger.issued)), cell(share(whole)), el("td"), cell(tokens(ledger.tokens.generated)), el("td"));
+  const isLeft = ledger.rows.some((row) => row.fate.startsWith("left_over/"));
+  const open = ledger.tokens.in_flight ? `; ${count(ledger.tokens.in_flight)} of them are of groups ${isLeft ? "that are left over" : "in flight"}` : "";
   place.append(
-    el("p", { class: "dim" }, `After step ${ledger.step}. Tokens are those of ended rollouts, prompts included.`),
-    el("table", { class: "rows" }, el("thead", {}, el("tr", {}, ...["fate", "tickets", "share", "", "tokens", ""].map((name) => el("th", {}, name)))), el("tbody", {}, ...rows, total)),
+    el("p", { class: "dim" }, `After step ${ledger.step}. Tokens are those of ended rollouts, prompts included${open}.`),
+    el("div", { class: "table" }, el("table", { class: "rows" }, el("thead", {}, el("tr", {}, ...["fate", "tickets", "share", "", "tokens", ""].map((name) => el("th", {}, name)))), el("tbody", {}, ...rows, total))),
   );
   return place;
 }

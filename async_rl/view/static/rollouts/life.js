@@ -10,11 +10,13 @@ const LANES = {
   inference: "generation",
   environment: "environment and tools",
   reward: "grading",
+  blocked: "blocked: code stopped its worker, and all that ran in it",
   "in queue": "committed: ready in the buffer",
   taken: "taken: waits for its step",
   trained: "step: trained",
   "until checkpoint": "until the checkpoint that contains it",
 };
+export const SHORT = { task: "task", queue: "engine queue", inference: "generation", environment: "environment and tools", reward: "grading", blocked: "blocked worker" };
 const MOST_BARS = 400;
 
 export function lifeOf(rollout) {
@@ -37,21 +39,23 @@ function lanes(rollout) {
 }
 
 function lane(what, spans, from, until) {
-  const total = spans.reduce((sum, span) => sum + span.stop - span.start, 0);
+  const blocked = spans.reduce((sum, span) => sum + span.blocked_s, 0);
+  const total = spans.reduce((sum, span) => sum + span.stop - span.start, 0) - blocked;
   const track = el("div", { class: "track" });
   for (const span of spans.slice(0, MOST_BARS)) {
-    const bar = el("span", { class: "piece", title: told(span, from) });
+    const bar = el("span", { class: `piece ${what === "blocked" ? what : ""}`, title: told(span, from) });
     bar.style.setProperty("left", `${(100 * (span.start - from)) / (until - from)}%`);
     bar.style.setProperty("width", `${(100 * (span.stop - span.start)) / (until - from)}%`);
     track.append(bar);
   }
   const times = spans.length > 1 ? ` in ${count(spans.length)} parts` : "";
   const drawn = spans.length > MOST_BARS ? ` (the first ${MOST_BARS} are drawn)` : "";
-  return el("tr", {}, el("th", { scope: "row" }, LANES[what] ?? what), el("td", {}, seconds(total), times, drawn), el("td", { class: "wide" }, track));
+  const without = blocked > 0 ? `, and ${seconds(blocked)} blocked` : "";
+  return el("tr", {}, el("th", { scope: "row" }, LANES[what] ?? what), el("td", {}, seconds(total), times, without, drawn), el("td", { class: "wide" }, track));
 }
 
 function told(span, from) {
-  const when = `${seconds(span.start - from)} to ${seconds(span.stop - from)}: ${seconds(span.stop - span.start)}`;
+  const when = `${seconds(span.start - from)} to ${seconds(span.stop - from)}: ${seconds(span.stop - span.start)}${span.detail ? `, at least; ${span.detail}` : ""}`;
   if (span.oldest_version < 0) return when;
   const { oldest_version: oldest, newest_version: newest } = span;
   return `${when}, version ${oldest === newest ? oldest : `${oldest} to ${newest}`}`;

@@ -3,17 +3,17 @@
 import { el } from "../dom.js";
 import { address, ask } from "./ask.js";
 import { fateOf } from "./rollout.js";
-import { count, score } from "./text.js";
+import { count, score, seconds } from "./text.js";
 
 const STATUS = ["ok", "truncated", "masked", "failed"];
-const ORDERS = ["newest", "oldest", "best", "worst", "longest", "shortest", "freshest", "stalest"];
+const ORDERS = ["newest", "oldest", "best", "worst", "longest", "shortest", "freshest", "stalest", "slowest", "quickest"];
 const BOUNDS = { reward: "any", age: "1", step: "1", sampled: "1" };
 
 // Returns the place to show, and the list itself.
 export async function showList(query) {
   const wanted = Object.fromEntries(query);
   const found = await ask("rollouts", wanted);
-  const place = el("section", {}, el("h2", {}, "Rollouts"), filters(wanted, found), summary(found), table(found.rows), pages(wanted, found));
+  const place = el("section", {}, el("h2", {}, "Rollouts"), filters(wanted, found), summary(found), el("div", { class: "table" }, table(found.rows)), pages(wanted, found));
   return { place, list: { ...found, query: wanted } };
 }
 
@@ -74,7 +74,7 @@ function summary(found) {
 }
 
 function table(rows) {
-  const head = ["rollout", "environment", "task", "status", "reward", "advantage", "fate", "age", "sampled", "turns", "worker"];
+  const head = ["rollout", "environment", "task", "status", "reward", "advantage", "fate", "age", "sampled", "turns", "took", "worker"];
   const body = rows.map((row) =>
     el(
       "tr",
@@ -89,10 +89,12 @@ function table(rows) {
       el("td", { class: "number" }, row.age ?? "–"),
       el("td", { class: "number" }, count(row.sampled)),
       el("td", { class: "number" }, count(row.turns)),
+      el("td", { class: "number" }, row.seconds === null ? "–" : seconds(row.seconds)),
       el("td", { class: "end" }, row.worker),
     ),
   );
-  return el("table", { class: "rows list" }, el("thead", {}, el("tr", {}, ...head.map((name) => el("th", {}, name)))), el("tbody", {}, ...body));
+  const heading = (name) => el("th", { title: name === "took" ? "from the task to the score; the orders slowest and quickest sort by it" : null }, name);
+  return el("table", { class: "rows list" }, el("thead", {}, el("tr", {}, ...head.map(heading))), el("tbody", {}, ...body));
 }
 
 function pages(wanted, found) {

@@ -26,7 +26,9 @@ def groups(number: int, siblings: int) -> list[GroupRow]:
             length=1,
             checksum=0,
             numbers=tuple(
-                (None, "failed", 0, 5, 1, None) if sibling == 2 else (chance.random(), "ok", chance.randrange(100), 150, 1, 0.5)
+                (None, "failed", 0, 5, 1, None, None)
+                if sibling == 2
+                else (chance.random(), "ok", chance.randrange(100), 150, 1, 0.5, chance.random())
                 for sibling in range(siblings)
             ),
         )
@@ -47,12 +49,14 @@ KEYS = {
     "best": lambda row: -row.reward if row.reward is not None else 2.0,
     "worst": lambda row: row.reward if row.reward is not None else 2.0,
     "longest": lambda row: -row.sampled,
+    "slowest": lambda row: -row.seconds if row.seconds is not None else 2.0,
+    "quickest": lambda row: row.seconds if row.seconds is not None else 2.0,
     "stalest": lambda row: -row.group.age if row.group.age is not None else 9.0,
 }
 
 
 @pytest.mark.parametrize("wanted", FILTERS)
-@pytest.mark.parametrize("order", ["newest", "oldest", "best", "worst", "longest", "stalest"])
+@pytest.mark.parametrize("order", ["newest", "oldest", "best", "worst", "longest", "stalest", "slowest", "quickest"])
 def test_rollouts_are_filtered_and_sorted(wanted: RolloutFilter, order: Order):
     recorded = groups(40, 3)
     ordered = recorded if order == "oldest" else recorded[::-1]

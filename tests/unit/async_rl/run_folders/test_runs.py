@@ -190,6 +190,11 @@ def test_top_on_a_terminal_follows_the_run_and_the_size_until_q(tmp_path: Path) 
         ({"idle/checkpoint": 0.6, "checkpoint/stall_s": 4}, "the last blocked it for 4.0 s"),
         ({"idle/other": 0.6}, "other work 60% of its time"),
         ({"rollout/workers": 0}, "no worker is present"),
+        (
+            {"time/wait_data": 3.0, "time/step": 0.1, "weights/push_s": 2.9},
+            "2 workers had to wait for weights: the last push took 2.9 s",
+        ),
+        ({"time/wait_data": 3.0, "time/step": 0.1, "weights/push_s": 0.6, "engine/running": 5}, "too few for its pace"),
         ({"rollout/inflight": 0}, "2 workers roll out nothing"),
         ({"rollout/inflight": 0, "buffer/depth": 3}, "3 are ready, fewer than a step needs"),
         ({"engine/running": 5}, "too few for its pace"),

@@ -7,8 +7,9 @@ import hashlib
 import pytest
 
 from async_rl.view import server
-from async_rl.view.causes import metric_warnings, slowest_part, token_fates
+from async_rl.view.causes import RunMeans, metric_warnings, run_means, slowest_part, token_fates
 from async_rl.view.guard import is_own_host
+from async_rl.view.metric_columns import MetricColumns
 
 
 def test_counters_above_zero_are_warnings():
@@ -23,10 +24,29 @@ def test_the_largest_idle_cause_is_named():
     assert slowest_part({}) == ""
 
 
-def test_fates_of_tokens_add_up():
+def test_fates_of_tokens_add_up_and_nothing_is_in_flight_after_the_end():
     latest = {"tokens/trained": 60, "tokens/in_flight": 25, "tokens/dropped/stale": 15, "tokens/generated": 100}
-    assert token_fates(latest) == [("trained", 0.6), ("in flight", 0.25), ("dropped: stale", 0.15)]
-    assert token_fates({"tokens/trained": 0}) == []
+    expected = [("trained", 0.6), ("in flight", 0.25), ("dropped: stale", 0.15)]
+    assert token_fates(latest, is_running=True) == expected
+    ended = token_fates(latest, is_running=False)
+    assert [share for _, share in ended] == [0.6, 0.25, 0.15]
+    assert ended[1][0].startswith("left over at the end")
+    assert token_fates({"tokens/trained": 0}, is_running=True) == []
+
+
+def test_means_of_a_run_are_those_of_its_time():
+    columns = MetricColumns()
+    for step in range(1, 41):
+        is_slow = step % 2 == 0
+        seconds = 3.0 if is_slow else 1.0
+        columns.add(
+            {"step": step, "reward/mean": float(step > 20), "idle/learner": 0.8 if is_slow else 0.0, "time/step": 0.5}
+            | {"time/wait_data": seconds - 0.5, "progress/tokens": 100.0 * step, "progress/wall_s": 2.0 * step}
+        )
+    columns.add({"step": 40, "tokens/trained": 5.0})
+    found = run_means(columns)
+    assert (found.reward, found.tok_s, found.idle) == (1.0, 50.0, pytest.approx(0.6))
+    assert run_means(MetricColumns()) == RunMeans(reward=None, tok_s=None, idle=None)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ def test_the_page_says_how_a_run_stands_as_runs_show_does(
         shown = view.state("its Redis is not running")
         assert shown["kind"] == kind == run.state(run.last_row()).kind
         assert shown["sentence"].startswith(sentence)
+        calm = "The run has ended, and with it its Redis, its learner and its workers."
+        assert shown["live_problem"] == (calm if kind == "finished" else "its Redis is not running")
         with (run.path / LOCK).open() as supervisor:
             fcntl.flock(supervisor, fcntl.LOCK_EX)
             shown = view.state("its Redis is not running")

@@ -59,3 +59,22 @@ async def test_the_reward_of_all_episodes_counts_each_episode_in_one_row() -> No
         await say("w1", 5, 2.5)
         assert fleet.row()["rollout/reward"] == pytest.approx((1.5 + 1.0) / (2 + 2))
         service.cancel()
+
+
+async def test_the_rate_of_sampling_is_that_of_the_last_seconds_and_not_of_the_last_snapshot() -> None:
+    """Workers sample in bursts: between two snapshots there may be no token."""
+    board = MemoryBoard(MemoryBuffer())
+    fleet = FleetMetrics(board)
+    async with asyncio.TaskGroup() as tasks:
+        service = tasks.create_task(fleet.run())
+        await asyncio.sleep(0)
+        for tokens in (100, 900, 900, 900):
+            await board.post(WORKER_METRICS, {"worker": "w", "counters": {"tokens": tokens}})
+            for _ in range(10):  # turns of the loop until the service has read it
+                await asyncio.sleep(0)
+        assert fleet.row()["rollout/tok_s"] > 0
+        await board.post(WORKER_METRICS, {"worker": "w", "counters": {"tokens": 5}})  # it began anew
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert fleet.row()["rollout/tok_s"] == 0
+        service.cancel()

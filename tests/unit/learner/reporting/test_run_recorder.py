@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from async_rl.board.inbox import post
-from async_rl.board.worker_reports import RECORDS, WorkerRecord
+from async_rl.board.worker_reports import RECORDS, WorkerBlocked, WorkerRecord
 from async_rl.recording import Recording, RolloutFilter
 from async_rl.recording.recorder import Recorder
 from async_rl.telemetry import WORKER_METRICS
@@ -82,6 +82,14 @@ async def test_times_of_a_worker_are_put_on_the_learners_clock(tmp_path: Path) -
     assert swap.at == pytest.approx(now, abs=1.5)
     assert [event.fields["dropped"] for event in recording.events(kinds=("push",))] == [{"x": "gone"}]
     assert [event.fields["tokens"] for event in recording.events(kinds=("engine",))] == [0.0], "one a second"
+
+
+async def test_a_block_begins_before_it_is_reported(tmp_path: Path) -> None:
+    report = WorkerBlocked(worker="w", environment="e", place="e.py:3", seconds=5.0, at=1000.0, is_replaced=False)
+    with Recorder(tmp_path, "learner", events_bytes=10**6, rollouts_bytes=10**6) as kept:
+        RunRecorder(kept, MemoryBoard(MemoryBuffer())).blocked(report)
+    [event] = Recording(tmp_path).events(kinds=("blocked",))
+    assert (event.at, event.seconds) == (995.0, 5.0)
 
 
 async def test_stale_groups_have_heads_and_those_that_were_not_seen_are_counted(tmp_path: Path) -> None:

@@ -132,6 +132,17 @@ def test_the_ledger_adds_up(browser: RolloutBrowser):
     assert all(row["help"] for row in ledger["rows"])
 
 
+def test_after_the_end_of_a_run_nothing_is_in_flight():
+    fates = Fates(at=0.0, step=1, issued=4, trained=1, dropped={}, in_flight={"ready": 2, "again": 0, "taken": 1}, tokens={})
+    ledger = ledger_of(fates, is_running=False)
+    assert [(row["fate"], row["permille"]) for row in ledger["rows"]] == [
+        ("trained", 250),
+        ("left_over/ready", 500),
+        ("left_over/taken", 250),
+    ]
+    assert all(row["help"] for row in ledger["rows"])
+
+
 def test_shares_add_up_to_1000_however_they_are_rounded():
     fates = Fates(at=0.0, step=1, issued=7, trained=1, dropped={"stale": 1, "failed": 1}, in_flight={"ready": 3}, tokens={})
     rows = {row["fate"]: (row["tickets"], row["permille"]) for row in ledger_of(fates)["rows"]}

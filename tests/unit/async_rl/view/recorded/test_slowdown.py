@@ -44,7 +44,7 @@ def record(
             recorder.group(GroupFacts(fate="trained", step=step, version_at_take=step + 1), made)
         for block in range(blocks):
             recorder.event(
-                "blocked", at=BEGAN + 4 * block + 8, seconds=5.0, worker="w", environment="sums", place="sums.py:7 in reward"
+                "blocked", at=BEGAN + 5 * block + 8, seconds=5.0, worker="w", environment="sums", place="sums.py:7 in reward"
             )
     causes = Slowdowns(Recording(folder), CONFIG)
     causes.refresh()
@@ -58,17 +58,21 @@ def record(
         (
             {"idle": {"no_groups": 0.8}, "inflight": 2.0},
             "The learner waits for rollouts 80% of its time. Episodes of sums spend 91% of their time generating: the workers' "
-            "engines are the limit (1.0 s of 1.1 s). A worker plays 2.0 groups at a time; worker.groups_in_flight allows 2.",
+            "engines are the limit. A worker plays 2.0 groups at a time; worker.groups_in_flight allows 2. What helps: raise "
+            "worker.groups_in_flight, as engines are faster with more at a time, or add workers.",
         ),
         (
             {"idle": {"no_groups": 0.8}, "reward_s": 3.0},
             "The learner waits for rollouts 80% of its time. Episodes of sums spend 75% of their time in grading: the reward "
-            "is slow (3.0 s of 4.0 s). A worker plays 8.0 groups at a time; worker.groups_in_flight allows 2.",
+            "is slow. A worker plays 8.0 groups at a time; worker.groups_in_flight allows 2. What helps: make it faster, or "
+            "raise worker.groups_in_flight, so that a worker plays others meanwhile.",
         ),
         (
             {"idle": {"pushing": 0.5, "no_groups": 0.3}, "push_s": 3.2},
-            "Weights are slow to arrive: a push takes 3.2 s, and an engine 0.0 s to load them; a step is trained in 0.8 s. The "
-            "learner waits 80% of its time for weights to become live, and for groups that wait for them.",
+            "Weights are slow to arrive: a push takes 3.2 s until all workers have it, and an engine 0.0 s to load them; a "
+            "step is trained in 0.8 s. The learner waits 80% of its time for weights to become live, and for groups that wait "
+            "for them. Push less often: raise wire.push_every_steps (now 1) and, so that this is allowed, staleness.max_age "
+            "(now 2); or make pushes smaller (wire.dtype, wire.deltas).",
         ),
     ],
 )
@@ -78,13 +82,32 @@ def test_the_cause_is_named(tmp_path: Path, run: dict[str, float], said: str):
 
 def test_blocked_code_comes_first(tmp_path: Path):
     blocked, waiting = record(tmp_path / "some", idle={"no_groups": 0.8}, blocks=3)
-    assert blocked.startswith("The environment sums blocks its worker at sums.py:7 in reward: 15 s of the last 40 s.")
+    assert blocked.startswith(
+        "The environment sums blocks its worker at sums.py:7 in reward, for at least 15 s of the last 40 s."
+    )
     assert waiting.startswith("The learner waits for rollouts 80% of its time.")
 
 
 def test_where_blocked_code_explains_most_of_the_wait_there_is_no_other_cause(tmp_path: Path):
     (blocked,) = record(tmp_path, idle={"no_groups": 0.8}, blocks=4)
     assert "20 s of the last 40 s" in blocked
+
+
+def test_the_chart_of_idle_time_does_not_contradict_the_sentence(tmp_path: Path):
+    """Where workers wait for weights, or are blocked, the learner's own clock only knows that no groups are ready."""
+    record(tmp_path / "push", idle={"no_groups": 0.8}, push_s=3.2)
+    record(tmp_path / "block", idle={"no_groups": 0.8}, blocks=4)
+    record(tmp_path / "slow", idle={"no_groups": 0.8})
+    remarks = [remark_of(tmp_path / name) for name in ("push", "block", "slow")]
+    assert "wait for weights" in remarks[0]
+    assert "was blocked" in remarks[1]
+    assert remarks[2] == ""
+
+
+def remark_of(folder: Path) -> str:
+    causes = Slowdowns(Recording(folder), CONFIG)
+    causes.refresh()
+    return causes.causes[0].remark
 
 
 def test_a_run_without_steps_says_nothing(tmp_path: Path):
