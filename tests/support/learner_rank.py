@@ -26,7 +26,7 @@ from async_rl.models.shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks.orders import Idle
+from learner.ranks.orders import KeepAlive
 from learner.ranks.rank_group import RankGroup, follow
 from tests.support.full_weights import weights_of
 
@@ -140,7 +140,7 @@ def lead(folder: Path, under: Config) -> None:
     """Train, saving in the middle; then resume from there with a new rank group."""
     checkpoints = folder / "checkpoints"
     rank_group = RankGroup(under, OBJECTIVE, shape(under))
-    rank_group.run(Idle())
+    rank_group.run(KeepAlive())
     rows = train(rank_group, 1, SAVED_AT)
     rank_group.save(checkpoints, step=SAVED_AT, extra={"version": 12}, keep=2).result()
     rows += train(rank_group, SAVED_AT + 1, STEPS)
@@ -216,7 +216,7 @@ def deserted(root: Path, rank: int) -> None:
     under = config()
     meet(root / "meeting", under, rank)
     if rank == 0:
-        RankGroup(under, OBJECTIVE, shape(under)).run(Idle())
+        RankGroup(under, OBJECTIVE, shape(under)).run(KeepAlive())
         os._exit(99)
     follow(under, OBJECTIVE, shape(under))
 
