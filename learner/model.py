@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from async_rl.checkpoints.manifest import AdapterFacts, Layout
 from async_rl.config.learner import ExpertsConfig, OptimizerConfig, UpdatesConfig
 from async_rl.errors import ConfigError
-from async_rl.megatron import host
+from async_rl.megatron import host, multi_tensor
 from async_rl.megatron.compat import GPTModel, parallel_state
 from async_rl.megatron.experts.routing import RouterObserver
 from async_rl.megatron.lora import attach, base_alone
@@ -27,6 +27,7 @@ from async_rl.megatron.parameters.full_parameters import held_boxes, load_full, 
 from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, Split, table
 from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import Box
+from learner.host_moments import HostMoments
 from learner.learning_rate import learning_rate
 
 with host.importing():
@@ -39,6 +40,8 @@ with host.importing():
     from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
+
+multi_tensor.install()
 
 NO_LOSSES = ExpertsConfig()
 
@@ -109,7 +112,7 @@ class TrainingModel:
         self.learning_rate_scale = 1.0
         """Factor on the schedule's learning rate; the guard sets it."""
         self._schedule = partial(learning_rate, optimizer, total=total_updates)
-        self._clip, self._offload = optimizer.clip_grad, optimizer.offload
+        self._clip = optimizer.clip_grad
         drawn_from = seed if draws_weights else None
         chunks = build_chunks(shape, device=device, dtype=dtype, seed=drawn_from, layer_spec=layer_spec, compute=compute)
         self.adapted = attach(chunks, shape, adapters.lora, seed=seed) if adapters is not None else {}
@@ -120,6 +123,7 @@ class TrainingModel:
             wrapped = [self._with_gradient_buffers(chunk, is_first=chunk is chunks[0]) for chunk in chunks]
             self._optimizer = get_megatron_optimizer(self._optimizer_config(optimizer, trained_dtype), list(wrapped))
         self.chunks = nn.ModuleList(wrapped)
+        self._prepare_optimizers(offload=optimizer.offload)
         self.routers = self._observed_routers(router_losses) if shape.experts is not None else None
         """What the routers of a model with experts do in an update."""
         for group in self._optimizer.param_groups:
@@ -163,13 +167,11 @@ class TrainingModel:
     def update(self, gradient_norm: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
-        self._move_moments(self.device)
         with host.on_host():
             if self._clip > 0:
                 for each in self.optimizers:
                     clip_grad_by_total_norm_fp32([*each.get_parameters()], self._clip, gradient_norm)
             self._optimizer.step_with_ready_grads()
-        self._move_moments(host.HOST)
         self.merge_adapters()
         self.updates += 1
 
@@ -199,12 +201,16 @@ class TrainingModel:
         averaged_over = self.layout.data * self.layout.context  # by the gradient buffers
         return RouterObserver(self.chunks, self.shape, losses, gradient_scale=averaged_over)
 
-    def _move_moments(self, device: torch.device) -> None:
-        """With offload, Adam's moments are on the device only during an update, when there are no activations."""
-        if self._offload:
-            for each in self.optimizers:
-                for moments in each.optimizer.state.values() if each.optimizer is not None else ():
-                    moments |= {key: value.to(device) for key, value in moments.items() if value.ndim > 0}
+    def _prepare_optimizers(self, *, offload: bool) -> None:
+        """Make torch's Adam one kernel for many parameters, which needs no memory; with offload, keep moments on the host."""
+        self.moments_device = host.HOST if offload else None
+        """Where moments are between updates; None: with the weights."""
+        for each in self.optimizers:
+            if isinstance(each.optimizer, torch.optim.Adam | torch.optim.AdamW):
+                for group in each.optimizer.param_groups:
+                    group |= {"fused": True, "foreach": False}
+            if offload and each.optimizer is not None:
+                HostMoments(each.optimizer, self.device)
 
     def _with_gradient_buffers(self, chunk: GPTModel, *, is_first: bool) -> DistributedDataParallel:
         config = DistributedDataParallelConfig(

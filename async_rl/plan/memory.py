@@ -164,7 +164,7 @@ def _stage(config: AnyRun, tokens: int, trained: Trained, frozen: Sequence[Model
         state = held.trained_bytes(weight, offload=optimizer.offload)
         parts.update({f"{owner}{name}": round(number) for name, number in state.items()})
         passes.append(activations(model, compute, stage=stage))
-        updates.append(held.update_bytes(on_cpu=on_cpu, offload=optimizer.offload))
+        updates.append(held.update_bytes(offload=optimizer.offload))
     for model in frozen:
         parts["frozen models"] += round(weight * held_by_stages(model, learner.parallel)[stage].numbers)
     largest = max(passes, key=lambda each: each.total)

@@ -17,8 +17,8 @@ MOMENTS = 4 + 4
 """Adam's two moments, float32."""
 MASTER = 4
 """The optimizer's float32 copy of a bfloat16 weight."""
-ROOT = 4
-"""The root of a second moment."""
+CHUNK = 2**28
+"""Bytes of moments that an update brings to the GPU at once if they are offloaded: some milliseconds of a PCIe bus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,12 @@ class HeldParameters:
             "optimizer": (master + moments) * self.optimized + moments * self.optimized_adapters,
         }
 
-    def update_bytes(self, *, on_cpu: bool, offload: bool) -> float:
-        """Return what an update takes in addition: torch's Adam takes the roots of all second moments at once on a GPU, and
-        one after the other on a CPU.
+    def update_bytes(self, *, offload: bool) -> float:
+        """Return what an update takes in addition: Adam works in place, but offloaded moments come in chunks, two at a time, of
+        which a large parameter is one of its own.
         """
-        optimized = self.optimized + self.optimized_adapters
-        return (2 * ROOT * self.largest if on_cpu else ROOT * optimized) + (MOMENTS * optimized if offload else 0)
+        moments = MOMENTS * (self.optimized + self.optimized_adapters)
+        return min(moments, CHUNK + max(CHUNK, MOMENTS * self.largest)) if offload else 0.0
 
 
 def held_by_stages(shape: ModelShape, parallel: ParallelConfig, lora: LoraConfig | None = None) -> list[HeldParameters]:

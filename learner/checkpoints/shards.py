@@ -28,6 +28,8 @@ class OptimizerSlice:
     main: Tensor
     """The parameter itself, a float32 copy of it, or a shard of either."""
     optimizer: torch.optim.Optimizer
+    moments_device: torch.device
+    """Where moments are between updates."""
 
     @property
     def moments(self) -> dict[str, Tensor]:
@@ -41,9 +43,9 @@ class OptimizerSlice:
         state.clear()
         if not moments:
             return
-        state |= {kind: each.view_as(self.main).to(self.main.device, copy=True) for kind, each in moments.items()}
+        state |= {kind: each.view_as(self.main).to(self.moments_device, copy=True) for kind, each in moments.items()}
         if isinstance(self.optimizer, torch.optim.Adam | torch.optim.AdamW):
-            state["step"] = torch.tensor(float(updates))
+            state["step"] = torch.tensor(float(updates), device=self.main.device)  # the fused kernel reads it there
         else:
             for group in self.optimizer.param_groups:
                 group["step"] = updates
@@ -105,6 +107,7 @@ class _Optimizers:
     """The optimizers of a model; Megatron chains one per kind of parameter."""
 
     def __init__(self, model: TrainingModel) -> None:
+        self._moments_device = model.moments_device
         real: list[Any] = [each for each in model.optimizers if each.optimizer is not None]
         self._divided = [each for each in real if hasattr(each, "model_param_gbuf_map")]
         self._of_main = {
@@ -122,8 +125,12 @@ class _Optimizers:
                 found = each._get_model_param_range_map(parameter)["param"]
                 group, place = each.model_param_group_index_map[parameter]
                 main = each.optimizer.param_groups[group]["params"][place]
-                return OptimizerSlice(stretch=whole.part(found.start, found.end), main=main, optimizer=each.optimizer)
+                return self._slice(whole.part(found.start, found.end), main, each.optimizer)
         main = getattr(parameter, "main_param", parameter)
         if (optimizer := self._of_main.get(id(main))) is None:
             return None
-        return OptimizerSlice(stretch=whole, main=main, optimizer=optimizer)
+        return self._slice(whole, main, optimizer)
+
+    def _slice(self, stretch: Stretch, main: Tensor, optimizer: torch.optim.Optimizer) -> OptimizerSlice:
+        place = self._moments_device if self._moments_device is not None else main.device
+        return OptimizerSlice(stretch=stretch, main=main, optimizer=optimizer, moments_device=place)

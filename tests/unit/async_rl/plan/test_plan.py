@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -15,7 +16,7 @@ from async_rl.megatron.parameters.table import table
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.plan.gpus import Gpus, placed, problems
 from async_rl.plan.memory import memory_plan, total
-from async_rl.plan.parameters import trained_bytes
+from async_rl.plan.parameters import CHUNK, held_by_stages, trained_bytes
 
 SHAPE = ModelShape(
     hidden=1024, layers=28, heads=16, kv_heads=8, head_dim=128, ffn=3072, vocab_size=151936, max_positions=4096,
@@ -67,6 +68,28 @@ def test_what_does_not_fit_is_named_with_the_setting_to_change() -> None:
     assert "batch.bin_tokens" in shared
     (missing,) = problems(memory_plan(wide := config(learner={"parallel": {"tensor": 4}}), SHAPE), Gpus(count=2, gb=80), wide)
     assert missing.startswith("learner.parallel: the learner needs 4 GPUs")
+
+
+def test_rows_of_32k_tokens_fit_80_gb() -> None:
+    rows: dict[str, Any] = {"batch": {"bin_tokens": 32_768}}
+    small = config(**rows, learner={"recompute": "full"})
+    assert problems(memory_plan(small, replace(SHAPE, tied_embeddings=True)), Gpus(count=1, gb=80), small) == []
+    qwen3_4b = replace(SHAPE, hidden=2560, layers=36, heads=32, ffn=9728, tied_embeddings=True)
+    plain, offloaded = (
+        config(**rows, learner={"recompute": "full", "optimizer": {"offload": each}}, worker={"tensor": 2})
+        for each in (False, True)
+    )
+    assert len(problems(memory_plan(plain, qwen3_4b), Gpus(count=3, gb=80), plain)) == 1
+    assert problems(memory_plan(offloaded, qwen3_4b), Gpus(count=3, gb=80), offloaded) == []
+
+
+def test_offloaded_moments_come_in_chunks() -> None:
+    shape = replace(SHAPE, vocab_size=1000)
+    (held,) = held_by_stages(shape, ParallelConfig())
+    assert held.update_bytes(offload=False) == 0
+    assert held.update_bytes(offload=True) == 2 * CHUNK
+    (large,) = held_by_stages(SHAPE, ParallelConfig())
+    assert large.update_bytes(offload=True) == CHUNK + 8 * SHAPE.vocab_size * SHAPE.hidden
 
 
 def test_workers_take_the_gpus_behind_the_learner() -> None:
