@@ -27,8 +27,8 @@ from async_rl.megatron.parameters.full_parameters import held_boxes, load_full, 
 from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, Split, table
 from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import Box
-from learner.host_moments import HostMoments
-from learner.learning_rate import learning_rate
+from learner.optimizer.host_moments import HostMoments
+from learner.optimizer.learning_rate import learning_rate
 
 with host.importing():
     from megatron.core.distributed import (

@@ -38,7 +38,7 @@ class OptimizerConfig(Section):
     clip_grad: float = Field(default=1.0, ge=0)
     """Maximum gradient norm. 0: no clipping."""
     offload: bool = False
-    """Keep Adam's moments in host memory, pinned, and bring them in chunks during updates (CUDA): less GPU memory, two transfers per update."""
+    """Keep Adam's moments in host memory; updates bring them in chunks (CUDA): less GPU memory, two transfers per update."""
 
 
 class FasterOptimizer(OptimizerConfig):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.megatron import compat, host
-from learner.host_moments import HostMoments
+from learner.optimizer.host_moments import HostMoments
 from tests.support.repository import ROOT
 
 assert compat  # importing it puts stand-ins in the place of CUDA's streams where there is no GPU

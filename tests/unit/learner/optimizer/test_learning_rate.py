@@ -3,7 +3,7 @@
 import pytest
 
 from async_rl.config.learner import OptimizerConfig
-from learner.learning_rate import learning_rate
+from learner.optimizer.learning_rate import learning_rate
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Updates: the learning-rate schedule, and the optimizer's state in host memory."""

@@ -1,0 +1,1 @@
+"""Updates: the learning-rate schedule, and moments in host memory."""
