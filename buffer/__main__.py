@@ -22,7 +22,7 @@ from async_rl.telemetry import configure_logs
 from buffer.server.embedded.server import EmbeddedServer
 
 HELP = ("-h", "--help")
-ALSO = ("env", "weights")
+ALSO = ("env", "weights", "fleet")
 """Families of verbs that this process implements beside `buffer`."""
 
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         print(manual(verb))
         return 0
     line = read(verb, rest)
-    config = load_named(line.config)
+    config = _config(line)
     if verb.words == "buffer serve":
         configure_logs("buffer", run_folder=config.run_folder)
         keep_files_private()
@@ -43,6 +43,15 @@ def main(arguments: Sequence[str]) -> int:
             return asyncio.run(_serve(config))
     code = _use(config, line)
     return code if code is not None else 0
+
+
+def _config(line: CommandLine) -> Config:
+    """The configuration that a line names by its file, or by the Redis that the run's learner left it in."""
+    if (address := line.text("address")) is None:
+        return load_named(line.config)
+    from buffer.joining import joined
+
+    return joined(address, line.config).config
 
 
 async def _serve(config: Config) -> int:

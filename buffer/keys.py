@@ -20,7 +20,8 @@ def topic(run: str, name: str) -> str:
 
 
 def note(run: str, name: str) -> str:
-    """A note of the learner for the receivers of its weights: `packed` or `layout` (async_rl/transport/packed_source.py)."""
+    """A note of the learner for the receivers of its weights: `packed` or `layout` (async_rl/transport/packed_source.py);
+    or the run's `configuration`, for workers that join (async_rl/board/shared_config.py)."""
     return key(run, f"note:{name}")
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from async_rl.board import shared_config
+from async_rl.board.fleet_requests import LEARNER, drain_on_request
 from async_rl.checkpoints.trained_steps import first_timeline, read_trained
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config.loading import load_named
@@ -111,10 +113,15 @@ async def lead(config: Config, objective: Objective, shape: ModelShape, place: R
             fences, (owner, succeeds) = Fences(config.run_folder), owners(place, os.environ)
             fence = await buffer.acquire(owner, config.limits, after=fences.highest(), succeeds=succeeds)
             fences.claim(fence, owner)
+            await shared_config.share(board, config, fence=fence)
             run = LearnerRun(
                 config=config, objective=objective, shape=shape, buffer=buffer, board=board, fence=fence, stop=stop
             )
-            await run_with(lambda: learn(run, place, stores), hold=lambda: hold(buffer, fence))
+            await run_with(
+                lambda: learn(run, place, stores),
+                hold=lambda: hold(buffer, fence),
+                requests=lambda: drain_on_request(board, LEARNER, stop),
+            )
             await buffer.resign(fence)
 
 

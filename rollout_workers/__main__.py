@@ -17,6 +17,7 @@ from functools import partial
 import structlog
 from torch import Tensor
 
+from async_rl.board.fleet_requests import drain_on_request
 from async_rl.board.inbox import post
 from async_rl.board.worker_reports import NOTES, RECORDS
 from async_rl.config import HEARTBEAT_S, Config
@@ -121,6 +122,7 @@ async def work(config: Config) -> None:
                 engine=engine.watch,
                 metrics=lambda: post_metrics(board, name, worker, counters, gateway),
                 blocking=BlockingEnvironments(board, worker.environment_limits).run,
+                requests=lambda: drain_on_request(board, name, stop),
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from async_rl.cli import env, weights
+from async_rl.cli import env, fleet, weights
 from async_rl.cli.grammar import CommandLine, Option, Verb, aligned, find_verb, unknown_verb
 from async_rl.cli.role_process import become, in_buffer
 from async_rl.config.loading import load_named
@@ -17,7 +17,7 @@ FAMILY = "buffer "
 
 def find(words: Sequence[str]) -> tuple[Verb, Sequence[str]]:
     """The verb of the buffer's process that a line begins with (`buffer ` is left out), and the rest of the line."""
-    if found := find_verb((*env.MIX_VERBS, *weights.VERBS, *BUFFER_VERBS), words, family=FAMILY):
+    if found := find_verb((*env.MIX_VERBS, *weights.VERBS, *fleet.REDIS_VERBS, *BUFFER_VERBS), words, family=FAMILY):
         return found
     raise ConfigError(
         unknown_verb(BUFFER_VERBS, [word for word in words[:2] if not word.startswith(("-", "@"))], family=FAMILY)

@@ -14,6 +14,7 @@ from async_rl.cli import (
     config,
     env,
     eval,
+    fleet,
     launch,
     metrics_page,
     model,
@@ -36,6 +37,7 @@ from async_rl.launch.package_guard import guard
 VERBS = (
     *run.VERBS,
     *launch.VERBS,
+    *fleet.VERBS,
     *rehearse.VERBS,
     *simulate.VERBS,
     *top.VERBS,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from async_rl.cli.grammar import CommandLine, Option, Verb
-from async_rl.cli.role_process import become, in_role
+from async_rl.cli.role_process import become
 from async_rl.config.loading import load, load_named, parse
 from async_rl.launch.commands import command, ranks_command
 from async_rl.launch.run_folder import make_run_folder
@@ -95,6 +95,13 @@ def learner(line: CommandLine) -> NoReturn:
     become(command("learner", line.words) if is_one_of_several else ranks_command("learner", line.words, config), config)
 
 
+def worker(line: CommandLine) -> NoReturn:
+    """Become a worker of the configuration, or of the run that another machine's learner holds."""
+    if (address := line.text("join")) is not None:
+        become(command("buffer.joining", [address, *line.config]))
+    become(command("rollout_workers", line.words), load_named(line.config))
+
+
 VERBS = (
     Verb(
         words="run",
@@ -109,5 +116,19 @@ VERBS = (
         run=learner,
         config="@ FILE",
     ),
-    Verb(words="worker", help="Start one rollout worker.", run=in_role("rollout_workers"), config="@ FILE"),
+    Verb(
+        words="worker",
+        help="Start one rollout worker.",
+        run=worker,
+        config="[@ FILE]",
+        details="With --join, the run's configuration comes from its Redis, and @ FILE and --KEY VALUE are this machine's own.",
+        options=(
+            Option(
+                name="join",
+                value="ADDRESS",
+                help="Redis of a run that has a learner, such as rediss://RUN-worker@HOST:6379; the password comes from "
+                "--redis.password_file or ASYNC_RL_REDIS_PASSWORD",
+            ),
+        ),
+    ),
 )

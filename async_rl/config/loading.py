@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from async_rl.config.tree import Config
 
 COMMAND_LINE = "command line"
+_EMPTY = Branch(children={}, origin=DEFAULT)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -79,6 +80,16 @@ def resolve(model: type[ModelT], args: Sequence[str], *, example: str) -> Loaded
     except ConfigError as error:
         hint = "" if files else f"\nNo file was given; start from one, for example: @ {example}"
         raise ConfigError(f"{error}{hint}") from error
+    return LoadedConfig(config=config, origins=_origins(config, tree), files=files)
+
+
+def load_over(model: type[ModelT], below: Plain, origin: str, args: Sequence[str]) -> LoadedConfig[ModelT]:
+    """Load a configuration whose values come from `below`, which is from `origin`, unless a command line gives others."""
+    base = read_value(dump(below), origin)
+    assert isinstance(base, Branch)
+    files, overrides = parse(args)
+    tree = _tree(files, overrides, base)
+    config = _validate(model, tree)
     return LoadedConfig(config=config, origins=_origins(config, tree), files=files)
 
 
@@ -145,8 +156,7 @@ def parse(args: Sequence[str]) -> tuple[tuple[Path, ...], tuple[Override, ...]]:
     return tuple(files), tuple(overrides)
 
 
-def _tree(files: Sequence[Path], overrides: Sequence[Override]) -> Branch:
-    tree = Branch(children={}, origin=DEFAULT)
+def _tree(files: Sequence[Path], overrides: Sequence[Override], tree: Branch = _EMPTY) -> Branch:
     for file in files:
         tree = _merge_branch(tree, read_file(file))
     for override in sorted(overrides, key=lambda override: override.keys[-1] != "type"):

@@ -21,6 +21,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
 from async_rl.config import Config
+from async_rl.config.buffer import RedisConfig
 from async_rl.errors import BufferUnreachable, ConfigError
 from buffer.server.addresses import Address, parse_address
 from buffer.server.connections import ANONYMOUS, Credentials, Pools
@@ -140,12 +141,11 @@ def _pauses() -> Generator[float]:
 
 
 @asynccontextmanager
-async def open_server(config: Config) -> AsyncGenerator[Server]:
-    """Connect to the run's Redis. Raises BufferUnreachable."""
-    server = Server(
-        config.redis_url, credentials=read_credentials(config, os.environ), patience_s=config.redis.connect_timeout_s
-    )
-    hint = "" if config.redis.url else "; `async-rl run` or `async-rl buffer serve` starts it"
+async def open_server(config: Config | RedisConfig) -> AsyncGenerator[Server]:
+    """Connect to the Redis of a run, or of this section. Raises BufferUnreachable."""
+    redis, url = (config, config.url) if isinstance(config, RedisConfig) else (config.redis, config.redis_url)
+    server = Server(url, credentials=read_credentials(redis, os.environ), patience_s=redis.connect_timeout_s)
+    hint = "" if redis.url else "; `async-rl run` or `async-rl buffer serve` starts it"
     explain = asyncio.get_running_loop().call_later(EXPLAIN_AFTER_S, log.warning, "waits for Redis at %s%s", server.url, hint)
     try:
         await server.ping()
@@ -156,9 +156,8 @@ async def open_server(config: Config) -> AsyncGenerator[Server]:
         await server.close()
 
 
-def read_credentials(config: Config, environ: Mapping[str, str]) -> Credentials:
+def read_credentials(redis: RedisConfig, environ: Mapping[str, str]) -> Credentials:
     """Read the credentials. Raises ConfigError if the run's data or the password would cross a network in the clear."""
-    redis = config.redis
     if not redis.url:
         return ANONYMOUS  # the run's own server: only this user may enter its socket's folder
     password = _read_password(redis.password_file) if redis.password_file is not None else environ.get(PASSWORD_VARIABLE)

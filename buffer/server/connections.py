@@ -105,9 +105,11 @@ def _tls_options(address: Address, credentials: Credentials) -> dict[str, Any]:
 
 def _login_options(address: Address, credentials: Credentials) -> dict[str, Any]:
     """Return the login of the server. Behind Sentinels, the URL's credentials are those of the Sentinels."""
-    own = address.user, address.password
-    user, password = own if credentials.password is None and address.kind != "sentinel" else (None, credentials.password)
-    return {"username": credentials.user if credentials.user is not None else user, "password": password}
+    user, password = (address.user, address.password) if address.kind != "sentinel" else (None, None)
+    return {
+        "username": credentials.user if credentials.user is not None else user,
+        "password": credentials.password if credentials.password is not None else password,
+    }
 
 
 def _make_route(address: Address, credentials: Credentials) -> Route | None:

@@ -2,8 +2,8 @@
 that its scripts and topics need.
 
 The keys separate the roles. A worker cannot write the learner's lease and fence, the version table, offers on the weight wire,
-the mix of environments or operators' requests: its password does not let anyone move weights or make other processes load
-code. It can still spoil the groups of its own run, and stop it.
+the run's configuration, the mix of environments or operators' requests: its password does not let anyone move weights or make
+other processes load code. It can still spoil the groups of its own run, and stop it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from redis.exceptions import ResponseError
 
-from async_rl.board import weight_requests
+from async_rl.board import fleet_requests, weight_requests
 from async_rl.board.evaluations import EVALUATIONS
 from async_rl.board.worker_reports import BLOCKED, NOTES, RECORDS
 from async_rl.errors import ConfigError
@@ -47,7 +47,7 @@ SCRIPTS: Final[Mapping[str, Collection[str]]] = {
 TOPICS: Final[Mapping[str, Collection[str]]] = {
     "learner": ("*",),
     "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS, NOTES, BLOCKED, RECORDS),
-    "operator": (weight_requests.REQUESTS,),
+    "operator": (weight_requests.REQUESTS, fleet_requests.REQUESTS),
     "monitor": (),
 }
 """Topics that each role posts to; the learner posts to all of them."""
@@ -116,6 +116,12 @@ async def list_users(server: Server, run: str) -> dict[str, str]:
 
 def user_name(run: str, role: str) -> str:
     return f"{run}-{role}"
+
+
+def run_of(user: str) -> str:
+    """The run whose user this is; empty if it is not one of `user_name`."""
+    run, _, role = user.rpartition("-")
+    return run if role in ROLES else ""
 
 
 def writable(role: str) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from async_rl.cli.grammar import CommandLine
 from async_rl.config import Config
-from buffer.tools import archive, audit, erase, limits, ls, mix, quarantine, show, stats, tail, users, vacuum, weights
+from buffer.tools import archive, audit, erase, fleet, limits, ls, mix, quarantine, show, stats, tail, users, vacuum, weights
 from buffer.tools.open_run import OpenRun
 
 ON_A_RUN: Mapping[str, Callable[[OpenRun, CommandLine], Awaitable[int | None]]] = {
@@ -28,6 +28,9 @@ ON_A_RUN: Mapping[str, Callable[[OpenRun, CommandLine], Awaitable[int | None]]] 
     "weights push": weights.push,
     "weights pin": weights.pin,
     "weights rollback": weights.rollback,
+    "fleet ls": fleet.ls,
+    "fleet drain": fleet.drain,
+    "fleet stop": fleet.stop,
     "buffer users create": users.create,
     "buffer users ls": users.ls,
 }

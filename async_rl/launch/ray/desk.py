@@ -87,6 +87,10 @@ def fleet_rows(cluster: Cluster, run: str) -> Sequence[ProcessRow]:
     return cluster.wait(_found(cluster, run).rows.remote())
 
 
+def has_fleet(cluster: Cluster, run: str) -> bool:
+    return cluster.find(desk_name(run)) is not None
+
+
 def _found(cluster: Cluster, run: str) -> Actor:
     desk = cluster.find(desk_name(run))
     if desk is None:

@@ -151,14 +151,14 @@ async def test_what_would_cross_a_network_in_the_clear_is_refused(url: str, miss
         async with open_buffer(config_for(url, tmp_path, **given)):
             pass
     assert "redis.insecure: true" in str(found.value)
-    assert read_credentials(config_for(url, tmp_path, insecure=True, **given), {}).password == (
+    assert read_credentials(config_for(url, tmp_path, insecure=True, **given).redis, {}).password == (
         PASSWORD if with_password else None
     )
 
 
 def test_the_password_may_stand_in_the_environment(tmp_path: Path):
     config = config_for("rediss://redis.example", tmp_path, password_file=None)
-    assert read_credentials(config, {PASSWORD_VARIABLE: "secret"}).password == "secret"
+    assert read_credentials(config.redis, {PASSWORD_VARIABLE: "secret"}).password == "secret"
 
 
 def test_files_for_tls_without_tls_are_refused(tmp_path: Path):

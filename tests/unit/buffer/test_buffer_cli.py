@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.cli import env, weights
+from async_rl.cli import env, fleet, weights
 from async_rl.cli.buffer import BUFFER_VERBS, FAMILY, find
 from async_rl.cli.grammar import read
 from buffer.__main__ import main
@@ -29,7 +29,7 @@ model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
 environments: [{{type: even_digits}}]
 """
 Verb = Callable[..., subprocess.CompletedProcess[str]]
-DONE_HERE = (*env.MIX_VERBS, *weights.VERBS, *BUFFER_VERBS)
+DONE_HERE = (*env.MIX_VERBS, *weights.VERBS, *fleet.REDIS_VERBS, *BUFFER_VERBS)
 
 
 @pytest.fixture
