@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from buffer.run_in_redis import RunInRedis
-from buffer.server.client import Server, subscribe
+from buffer.server.client import Server, next_message, subscribe
 
 
 @asynccontextmanager
@@ -25,10 +25,9 @@ async def ticket_events(run: RunInRedis) -> AsyncGenerator[AsyncIterator[tuple[s
 async def _receive(server: Server, subscription: Any) -> AsyncIterator[tuple[str, str]]:
     while True:
         try:
-            message = await subscription.get_message(ignore_subscribe_messages=True, timeout=None)
-        except RedisError:
+            message = await next_message(subscription)
+        except (RedisError, OSError):
             await server.ping()  # blocks until the server is back; redis-py then renews the subscription
             continue
-        if message is not None:
-            event, _, ticket = message["data"].decode(errors="replace").partition(" ")
-            yield event, ticket
+        event, _, ticket = message["data"].decode(errors="replace").partition(" ")
+        yield event, ticket

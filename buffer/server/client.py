@@ -201,8 +201,7 @@ async def listen(server: Server, channel: str) -> AsyncGenerator[Callable[[float
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 try:
-                    while await subscription.get_message(ignore_subscribe_messages=True, timeout=timeout_s) is None:
-                        pass
+                    await next_message(subscription)
                 except (RedisError, OSError):  # redis-py connects again
                     await asyncio.sleep(LONGEST_PAUSE_S)
 
@@ -212,6 +211,18 @@ async def listen(server: Server, channel: str) -> AsyncGenerator[Callable[[float
         await subscription.aclose()
 
 
+async def next_message(subscription: Any, *, kind: str = "message") -> Any:
+    """Wait for the next message of this kind. Raises RedisError or OSError when the connection is lost; the next call connects
+    again and renews the subscription."""
+    while (message := await subscription.get_message(timeout=None)) is not None:
+        if message["type"] == kind:
+            return message
+    # redis-py takes the kernel's ETIMEDOUT (the peer has vanished) for a time limit of its own, and from then on returns None
+    # at once, again and again.
+    await subscription.connection.disconnect(nowait=True)
+    raise RedisConnectionError("the server has not answered for so long that the connection was given up")
+
+
 async def subscribe(server: Server, channel: str) -> Any:
     """Return a subscription that the server has confirmed; the caller closes it."""
 
@@ -219,8 +230,7 @@ async def subscribe(server: Server, channel: str) -> Any:
         subscription = cast("Any", server.waits).pubsub()
         try:
             await subscription.subscribe(channel)
-            while await subscription.get_message(timeout=None) is None:
-                pass
+            await next_message(subscription, kind="subscribe")
         except BaseException:
             await subscription.aclose()
             raise
