@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Processes of the tests: more than cores, because half of the tests wait most of their time.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
-.PHONY: help setup demo picture screenshots test test-fast test-py312 test-py313 test-slow test-slurm recipes test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check gpu-bench gpu-wheels docs docs-serve reference signatures clean
+.PHONY: help setup demo picture screenshots test test-fast test-py312 test-py313 test-slow test-slurm test-hosts recipes test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check gpu-bench gpu-wheels docs docs-serve reference signatures clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU (minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-py312  the CPU tests on Python 3.12, with another megatron-core, in .venvs/py312; also: test-py313"
 	@echo "make test-adapters  test every adapter with its library, in virtual environments (minutes, 3 GB)"
 	@echo "make test-slurm  fleets on a real Slurm cluster on this machine (root; apt-get install slurm-wlm munge; minutes)"
+	@echo "make test-hosts  a run on five hosts, which are network namespaces; some are cut off and come back (root; minutes)"
 	@echo "make recipes    rehearse every recipe for ten steps, with small models"
 	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times (KILLS=); count what was lost or trained twice"
 	@echo "make chaos      500 faults in whole runs (FAULTS=, SEED=), each audited      make soak  one run for an hour (MINUTES=)"
@@ -65,6 +66,9 @@ test-slow: $(VENV)/.dev
 
 test-slurm: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow tests/scenarios/clusters/test_slurm.py
+
+test-hosts: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow tests/scenarios/clusters/test_hosts.py
 
 recipes: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow tests/scenarios/whole_runs/test_recipes.py

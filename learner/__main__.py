@@ -19,11 +19,13 @@ from async_rl.board import shared_config
 from async_rl.board.fleet_requests import LEARNER, drain_on_request
 from async_rl.checkpoints.trained_steps import first_timeline, read_trained
 from async_rl.config import HEARTBEAT_S, Config
+from async_rl.config.exposure import is_loopback
 from async_rl.config.loading import load_named
 from async_rl.durable.best_effort import BestEffortRows
 from async_rl.durable.failpoints import arm_from
 from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
+from async_rl.launch.own_address import interface_of, own_address
 from async_rl.launch.package_guard import guard
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
@@ -92,6 +94,8 @@ def main() -> None:
         configure_logs("learner", run_folder=config.run_folder)
         arm_from(os.environ)
         place = place_from(os.environ)
+        if place.world_size > 1 and place.file is None and (interface := interface_of(own_address(config))) is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo would listen where the host's own name leads
         if place.is_under_torchrun:  # an orphaned rank 0 would keep the lease from its successor
             die_with_parent()
         objective = load_objective(config.learner.objective)
@@ -159,6 +163,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
     buffer.vocab_size = run.shape.vocab_size
     priority = load_priority(config.replay.priority)
     describe_memory(config, run.shape.context_tokens)
+    warn_of_loopback(config)
     async with AsyncExitStack() as parts:
         meet = partial(open_rendezvous, place, stores, life=fence)
         ranks = await parts.enter_async_context(
@@ -294,6 +299,15 @@ def describe_memory(config: Config, tokens_per_rollout: int) -> None:
         log.warning(
             f"{summary}; redis.max_memory_mb is {given_mb}: when it is full, workers wait and checkpoints are written early, "
             "so raise it, or lower learner.checkpoint_every or retention.keep_steps"
+        )
+
+
+def warn_of_loopback(config: Config) -> None:
+    """Warn if Redis is on another machine, and workers there would look for the weights on their own."""
+    if is_loopback(config.wire.host) and not is_loopback(address := own_address(config)):
+        log.warning(
+            f"wire.host is {config.wire.host}: workers on other machines get no weights; if the network is private, set "
+            f"wire.host: {address} and wire.insecure: true"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from async_rl.config.exposure import is_loopback
 from async_rl.errors import BufferUnreachable, ConfigError, WireError
 
 WIRE_STORE = "wire"
@@ -28,11 +29,17 @@ class WireRendezvous:
         try:
             family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
             with socket.create_server((host, 0), family=family) as probe:
-                return cls(store=store, address=probe.getsockname()[0])
+                address = probe.getsockname()[0]
         except OSError as error:
             raise WireError(
                 f"wire.host: cannot listen at {host!r} ({error}); give an address of the learner's machine"
             ) from error
+        if is_loopback(address) and not is_loopback(host):  # as Debian's /etc/hosts says of a machine's own name
+            raise WireError(
+                f"wire.host: {host!r} is {address} on this machine, which no other machine reaches; give its address on the "
+                "network that it shares with workers"
+            )
+        return cls(store=store, address=address)
 
     @classmethod
     def facing(cls, host: str, store: Store) -> WireRendezvous:

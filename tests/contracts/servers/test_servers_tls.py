@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, ConfigError
 from buffer import open_buffer
 from buffer.server.client import PASSWORD_VARIABLE, read_credentials
+from tests.support.certificates import make_authority, make_certificate
 from tests.support.private_fleet import free_port
 from tests.support.private_server import binaries, client_of, running, wait_until_it_answers
 from tests.support.runs import started
@@ -24,26 +24,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a test CA, the certificates it signed for server and client, and an untrusted CA."""
     folder = tmp_path_factory.mktemp("certificates")
     for authority in ("ca", "stranger"):
-        _openssl(
-            folder,
-            f"req -x509 -newkey ec:/dev/stdin -nodes -subj /CN={authority} -keyout {authority}.key -out {authority}.crt "
-            "-addext keyUsage=critical,keyCertSign,cRLSign",  # Python 3.13 asks for it
-        )
-    (folder / "names").write_text(
-        "subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\nbasicConstraints=CA:FALSE\n"
-    )
+        make_authority(folder, authority)
     for holder in ("server", "client"):
-        _openssl(folder, f"req -newkey ec:/dev/stdin -nodes -subj /CN={holder} -keyout {holder}.key -out {holder}.csr")
-        _openssl(
-            folder,
-            f"x509 -req -in {holder}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out {holder}.crt",
-        )
+        make_certificate(folder, holder, names="IP:127.0.0.1,DNS:localhost")
     return folder
-
-
-def _openssl(folder: Path, arguments: str) -> None:
-    curve = subprocess.run(["openssl", "ecparam", "-name", "prime256v1"], capture_output=True, check=True).stdout
-    subprocess.run(["openssl", *arguments.split()], cwd=folder, input=curve, capture_output=True, check=True)
 
 
 @pytest.fixture(scope="module", params=["no", "yes"], ids=["", "wants-ours"])
