@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -104,6 +105,8 @@ class RedisGroupStore(Store):
             return self._server.call(lambda server: ask(RunInRedis(server, self._run)), within_s=limit_s)
         except TimeoutError:
             raise DistStoreError(f"the store {self._name!r} could not {what} within {limit_s:g} s") from None
+        except CancelledError:
+            raise DistStoreError(f"the store {self._name!r} was closed before it could {what}") from None
 
 
 def _bounded(value: str | bytes) -> bytes:

@@ -111,6 +111,32 @@ def test_a_wait_ends_when_another_process_sets_the_key(store: RedisGroupStore, s
     assert sorted(found) == [b"7", b"told"]
 
 
+def test_calls_of_a_store_that_is_closed_fail_at_once(server_url: str, run_name: str):
+    """Also calls from threads, which torch's process groups have."""
+    begun = threading.Event()
+    ended: list[str] = []
+
+    def use(store: RedisGroupStore) -> None:
+        refused = 0
+        while refused < 2:  # the call that waits, and the next one
+            try:
+                store.set("key", "value")
+            except DistStoreError as error:
+                refused += 1
+                ended.append(str(error))
+            begun.set()
+
+    with open_group_stores(config(server_url, run_name)) as stores:
+        threads = [threading.Thread(target=use, args=[stores.open("group")]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        assert begun.wait(10)
+    for thread in threads:
+        thread.join(10)
+    assert len(ended) == 16
+    assert all("was closed" in each for each in ended)
+
+
 def test_values_are_bounded(store: RedisGroupStore):
     store.set("key", b"x" * MAX_VALUE_BYTES)
     with pytest.raises(ValueError, match="at most"):
