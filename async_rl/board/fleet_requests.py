@@ -10,8 +10,8 @@ from async_rl.protocols import Board
 REQUESTS = "fleet-requests"
 """The board's topic."""
 
-LEARNER = "learner"
-"""Name of the learner in requests; workers have the ids by which they are members."""
+LEARNER, EVALUATOR = "learner", "evaluator"
+"""Names in requests; workers have the ids by which they are members."""
 
 
 class DrainRequest(BoardMessage):

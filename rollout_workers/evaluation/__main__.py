@@ -17,6 +17,7 @@ import structlog
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.board.evaluations import EVALUATIONS, EvaluationDone
+from async_rl.board.fleet_requests import EVALUATOR, drain_on_request
 from async_rl.board.inbox import post
 from async_rl.config import Config
 from async_rl.config.loading import load_named
@@ -119,7 +120,12 @@ async def evaluate_on_schedule(config: Config) -> None:
                     await evaluate_version(evaluator, board, config, last)
 
             with stall_watchdog(on_stall=blocked.tell, on_beat=ends):
-                await run_with(stop.wait, schedule=follow, engine=empty.engine.watch)
+                await run_with(
+                    stop.wait,
+                    schedule=follow,
+                    engine=empty.engine.watch,
+                    requests=lambda: drain_on_request(board, EVALUATOR, stop),
+                )
 
 
 async def evaluate_version(evaluator: Evaluator, board: Board, config: Config, live: VersionRecord) -> None:

@@ -23,6 +23,7 @@ from tests.support.run_history import last_step
 from tests.support.run_processes import TASKS, Program, audit, finished, program, read_config, write_config
 from tests.support.waiting import until
 
+EVALUATION = ("--evaluation.every", 2, "--evaluation.tasks", 1, "--evaluation.samples", 1)
 PAGE, RUN = "docs/launch/by_hand.md", "shapes"
 SHARED = f"{{{RUN}}}:note:configuration"
 CREATE, LEARN, JOIN, LS, DRAIN, STOP = commands(PAGE)
@@ -97,6 +98,7 @@ def test_workers_join_by_an_address_and_an_operator_lists_drains_and_stops_them(
         until(lambda: last_step(config) >= 2, "what it rolls out is trained", while_alive=first)
         assert (nodes.second / "loaded").exists(), "with the code that lies on its own machine"
         second = nodes.join(started)
+        evaluator = started.enter_context(program(nodes.first, "evaluator", "@", "run.yaml", *EVALUATION))
         until(lambda: nodes.fleet(LS.line)[1].count(" cpu, version") == 2, "both are listed", while_alive=second)
         top, *workers = nodes.fleet(LS.line)[1].splitlines()
         assert top.startswith("learner  ")
@@ -115,8 +117,10 @@ def test_workers_join_by_an_address_and_an_operator_lists_drains_and_stops_them(
         step = last_step(config)
         until(lambda: last_step(config) >= step + 2, "the other one goes on", while_alive=second)
 
+        evaluator.until_says("evaluated step")
         assert nodes.fleet(STOP.line) == (0, "the fleet drains: the learner, workers: 1")
         assert (learner.exit_code(), second.exit_code()) == (0, 0), learner.output + second.output
+        assert evaluator.exit_code() == 0, evaluator.output
     assert audit(nodes.path)["clean"]
     assert list((config.run_folder / "checkpoints").iterdir())
 
