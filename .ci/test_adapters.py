@@ -130,8 +130,16 @@ def python_of(adapter: Adapter) -> Path:
             packages = answer_of(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
             ours = answer_of(Path(sys.executable), "import sysconfig; print(sysconfig.get_path('purelib'))")
             (Path(packages) / "behind_async_rl.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+            write_command(python)
         record.write_text(wanted)  # last, so that an interrupted installation is repeated
     return python
+
+
+def write_command(python: Path) -> None:
+    """Give the environment the `async-rl` command, which tests start as a shell would."""
+    script = python.with_name("async-rl")
+    script.write_text(f"#!{python}\nfrom async_rl.cli.main import main\n\nmain()\n")
+    script.chmod(0o755)
 
 
 def required(example: str) -> Path:

@@ -79,6 +79,7 @@ class Fleet:
             secrets={name: inherited[name] for name in SECRETS if name in inherited},
             is_on_several_machines=len(machines) > 1,
             policy=config.supervision.policy,
+            logs=config.run_folder / "logs",
         )
         self._has_gpus = config.device != "cpu" and cluster.has_gpus
         plans = [

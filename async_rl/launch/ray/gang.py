@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from async_rl.launch.fleet_plan import GangPlan
@@ -32,6 +33,8 @@ class FleetSettings:
     secrets: Mapping[str, str]
     is_on_several_machines: bool
     policy: RestartPolicy
+    logs: Path
+    """Folder of logs, which this machine reads if all share the run's folder."""
 
 
 class Gang(Restarted):
@@ -49,7 +52,8 @@ class Gang(Restarted):
         on_start: Callable[[str, int], None],
         on_end: Callable[[str, int, int], None],
     ) -> None:
-        super().__init__(RestartedSpec(name=plan.name, log=None, policy=settings.policy, grace_s=plan.grace_s))
+        log = settings.logs / f"{plan.name}.log" if plan.members[0].has_log else None
+        super().__init__(RestartedSpec(name=plan.name, log=log, policy=settings.policy, grace_s=plan.grace_s))
         self._cluster, self._plan, self._settings = cluster, plan, settings
         self._on_start, self._on_end = on_start, on_end
         self._actors: list[Actor] = []
