@@ -22,7 +22,7 @@ from gpu_checks.packages import missing
 from gpu_checks.runner import Check, Figure, Result, Runner, environment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DECODING, TRAINING = "gpu_bench_parts.decoding", "gpu_bench_parts.training"
+DECODING, DELTAS, OVERLAP, TRAINING = (f"gpu_bench_parts.{name}" for name in ("decoding", "deltas", "overlap", "training"))
 TWICE = "a model that a dry run has measured in another size"
 MEASUREMENTS = (
     Check(name="environment", module="gpu_checks.machine_checks", limit_s=90),
@@ -33,6 +33,8 @@ MEASUREMENTS = (
     Check(name="lengths", module=TRAINING, limit_s=180),
     Check(name="swap", module=DECODING, limit_s=90),
     Check(name="gap", module=DECODING, limit_s=90),
+    Check(name="delta", module=DELTAS, limit_s=120),
+    Check(name="overlap", module=OVERLAP, limit_s=420),
     *(
         Check(name=f"train {size} {recompute}", module=TRAINING, limit_s=200, gpu_only=TWICE)
         for size in ("1.7B", "4B")
@@ -68,6 +70,13 @@ GOALS = (
     Goal(what="tokens/s of uneven lengths over equal ones", figure="lengths.uneven_over_equal", wanted=0.97),
     Goal(what="swap of weights on the device, TB/s", figure="swap.swap_tb_s", wanted=1.5),
     Goal(what="decoding waits for a swap, ms at most", figure="swap.worst_swap_ms", wanted=20, is_at_most=True),
+    Goal(what="deltas of a parcel on the device, share of the copy's bandwidth", figure="delta.of_copy_bandwidth", wanted=0.7),
+    Goal(what="deltas at learning rate 1e-6, times smaller than the weights", figure="delta.times_smaller", wanted=100),
+    Goal(
+        what="synchronous over asynchronous runs, time of a step on one device",
+        figure="overlap.synchronous_over_asynchronous",
+        wanted=1.25,
+    ),
     Goal(
         what="log-probabilities of engine and learner, mean difference in nats", figure="gap.mean", wanted=1e-3, is_at_most=True
     ),

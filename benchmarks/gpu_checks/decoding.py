@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,7 @@ class Profiled:
 
 
 class Decoder:
-    def __init__(self, machine: Machine, shape: ModelShape, *, room_for: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, machine: Machine, shape: ModelShape, *, room_for: Sequence[tuple[int, int]]) -> None:
         """`room_for`: requests, and tokens of each, of which the largest must fit into the cache."""
         self.shape, self._machine = shape, machine
         self._dtype = parallel.resolve_dtype(machine.device)
@@ -63,7 +63,11 @@ class Decoder:
         self.core = EngineCore(
             shape=shape,
             tokenizer=TokenIds(shape.vocab_size),
-            worker=WorkerConfig(kv_cache_gb=needed / 2**30, prompt_tokens_per_step=PROMPT_TOKENS_PER_STEP),
+            worker=WorkerConfig(
+                kv_cache_gb=needed / 2**30,
+                prompt_tokens_per_step=PROMPT_TOKENS_PER_STEP,
+                max_running=max(requests for requests, _ in room_for),
+            ),
             device=machine.device,
             dtype=self._dtype,
             seed=7,

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -71,7 +70,7 @@ def mps(machine: Machine, report: Report) -> None:
 
 
 def _under_mps() -> str:
-    with tempfile.TemporaryDirectory(prefix="mps_") as folder, _daemon(Path(folder)) as variables:
+    with mps_daemon() as variables:
         done = subprocess.run(
             [sys.executable, "-c", TASK], env=variables, capture_output=True, text=True, timeout=60, check=True
         )
@@ -82,14 +81,15 @@ def _under_mps() -> str:
 
 
 @contextmanager
-def _daemon(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield the variables of its clients."""
-    variables = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
-    subprocess.run([MPS, "-d"], env=variables, capture_output=True, text=True, timeout=20, check=True)
-    try:
-        yield variables
-    finally:
-        _told("quit", variables)
+def mps_daemon() -> Iterator[dict[str, str]]:
+    """Run a control daemon of MPS of our own. Yields the environment of its clients."""
+    with tempfile.TemporaryDirectory(prefix="mps_") as folder:
+        variables = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        subprocess.run([MPS, "-d"], env=variables, capture_output=True, text=True, timeout=20, check=True)
+        try:
+            yield variables
+        finally:
+            _told("quit", variables)
 
 
 def _told(order: str, variables: dict[str, str]) -> str:

@@ -58,7 +58,7 @@ def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: tor
     sampled = pieces[:: max(1, len(pieces) // _SAMPLES)][:_SAMPLES]
     num_bytes = sum(piece.stop - piece.start for piece in sampled)
     started = time.perf_counter()
-    size = sum(len(_encoded(piece, old, new)) for piece in sampled)
+    size = sum(len(encoded_piece(piece, old, new)) for piece in sampled)
     computing_s = (time.perf_counter() - started) / _num_threads()
     # Both ends compute at about this speed, and concurrently with the transfer.
     return max(computing_s, size / bytes_per_s) < num_bytes / bytes_per_s
@@ -68,7 +68,7 @@ def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new:
     """Send `new` to receivers that hold `old`; returns the number of bytes sent."""
     sent = 0
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="weight-delta") as threads:
-        encoding = [threads.submit(_encoded, piece, old, new) for piece in pieces]
+        encoding = [threads.submit(encoded_piece, piece, old, new) for piece in pieces]
         for first in range(0, len(pieces), _BATCH):
             batch = [future.result() for future in encoding[first : first + _BATCH]]
             link.share(torch.tensor([len(each) for each in batch]))
@@ -89,7 +89,7 @@ def receive_delta(link: Link, pieces: Sequence[DeltaPiece], image: torch.Tensor,
                 raise WireError(f"the sizes of a delta's pieces are impossible: {sizes}")
             made = link.share(torch.empty(int(sizes.sum()), dtype=torch.uint8)).numpy()
             for piece, part in zip(batch, np.split(made, np.cumsum(sizes)[:-1]), strict=True):
-                applying.append((piece, threads.submit(_apply, piece, part, image)))
+                applying.append((piece, threads.submit(apply_piece, piece, part, image)))
             while applying and applying[0][1].done():
                 _land(applying.pop(0), on_received)
         for each in applying:
@@ -103,7 +103,7 @@ def _land(applied: tuple[DeltaPiece, Future[None]], on_received: Callable[[int],
     on_received(piece.stop)
 
 
-def _encoded(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> bytes:
+def encoded_piece(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> bytes:
     """The piece's delta, or the piece itself; then the length is that of the piece."""
     with transport_stream(new.device):
         before, after = (each.numpy() for each in on_host(each[piece.start : piece.stop] for each in (old, new)))
@@ -111,7 +111,8 @@ def _encoded(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> bytes:
     return made if made is not None else after.tobytes()
 
 
-def _apply(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> None:
+def apply_piece(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> None:
+    """Update the piece of the old parcel in `image` in place. Raises WireError."""
     place = image[piece.start : piece.stop]
     with transport_stream(image.device):
         for held in on_host([place]):
