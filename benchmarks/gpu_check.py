@@ -31,6 +31,7 @@ CHECKS = (
     Check(name="varlen", module=KERNELS, limit_s=60),
     Check(name="sdpa", module=KERNELS, limit_s=60),
     Check(name="products", module=KERNELS, limit_s=60),
+    Check(name="activation", module=KERNELS, limit_s=60),
     Check(name="compilers", module=KERNELS, limit_s=90, gpu_only="a kernel of Triton's"),
     Check(name="cuda ipc", module=WIRE, limit_s=90, gpu_only="CUDA's memory between processes"),
     Check(name="packing", module=MODEL, limit_s=60),

@@ -26,6 +26,7 @@ from async_rl.megatron.compat import (
 )
 from async_rl.megatron.experts.routing import ObservedRouter
 from async_rl.megatron.norms import KeyNorm, QueryNorm, norm_of
+from async_rl.megatron.swiglu import FusedSwiglu
 from async_rl.models.shape import Experts, ModelShape
 
 LayerSpec = Literal["local", "transformer_engine"]
@@ -40,6 +41,8 @@ def block_spec(
         refuse_own_norms(shape)
     dense = _layer_spec(shape, name, attention, experts=None)
     sparse = _layer_spec(shape, name, attention, experts=shape.experts) if shape.experts is not None else dense
+    for each in (dense, sparse) if config.use_te_activation_func else ():
+        _fuse_activations(_mlp(each))
     is_sparse = [shape.experts is not None and layer in shape.experts.layers for layer in _layers_of(config, place)]
     return TransformerBlockSubmodules(
         layer_specs=[sparse if each else dense for each in is_sparse],
@@ -70,11 +73,27 @@ def _layer_spec(
             inside.q_layernorm, inside.k_layernorm = (norm_of(shape),) * 2 if per_head else (QueryNorm, KeyNorm)
         inside.core_attention = PackedAttention
     if experts is not None:
-        mlp = layer.submodules.mlp
-        inside = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
-        inside.router = ObservedRouter
+        _mlp(layer).router = ObservedRouter
     _self_attention(layer).module = attention if attention is not None else SelfAttentionOfLayer
     return layer
+
+
+def _mlp(layer: Any) -> Any:
+    return _inside(layer.submodules.mlp)
+
+
+def _inside(module: Any) -> Any:
+    """Return the submodules of a module that is to be built."""
+    return module.keywords["submodules"] if isinstance(module, partial) else module.submodules
+
+
+def _fuse_activations(mlp: Any) -> None:
+    """Give our activation to an MLP, or to the experts of a layer and the one that they share."""
+    for name in ("experts", "shared_experts"):
+        if getattr(mlp, name, None) is not None:
+            _fuse_activations(_inside(getattr(mlp, name)))
+    if hasattr(mlp, "activation_func"):
+        mlp.activation_func = FusedSwiglu
 
 
 def _self_attention(layer: Any) -> Any:

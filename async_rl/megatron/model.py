@@ -24,6 +24,7 @@ from async_rl.megatron.layers import LayerSpec, block_spec
 from async_rl.megatron.norms import attach_post_norms
 from async_rl.megatron.parallel import ModelParallelSizes, context_group, current_parallel_sizes
 from async_rl.megatron.parameters.full_parameters import bare, initialize_parameters, padded_vocab
+from async_rl.megatron.swiglu import fuses_swiglu
 from async_rl.models.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
@@ -54,13 +55,17 @@ def build_model(
     seed: int | None,
     layer_spec: LayerSpec = "local",
     attention: type[nn.Module] | None = None,
+    fused_swiglu: bool | None = None,
 ) -> GPTModel:
     """Build this rank's part of the model. Initial weights depend on `seed` and not on the parallel layout.
 
     `seed` None: all weights are 0 until others are loaded, because drawing those of a large model takes minutes.
-    Call `parallel.initialize` before. `attention` replaces the self-attention module of each layer.
+    Call `parallel.initialize` before. `attention` replaces the self-attention module of each layer. `fused_swiglu` None: where
+    the device has the kernel.
     """
-    (model,) = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, attention=attention)
+    (model,) = build_chunks(
+        shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, attention=attention, fused_swiglu=fused_swiglu
+    )
     return model
 
 
@@ -73,11 +78,15 @@ def build_chunks(
     layer_spec: LayerSpec = "local",
     attention: type[nn.Module] | None = None,
     compute: ComputeOptions = PLAIN,
+    fused_swiglu: bool | None = None,
 ) -> list[GPTModel]:
     """Like `build_model`, but returns all chunks of this rank: several with an interleaved pipeline."""
     check_division(shape, current_parallel_sizes())
     with host.quiet():
         config = transformer_config(shape, device=device, dtype=dtype, compute=compute, layer_spec=layer_spec)
+    if layer_spec == "local":
+        # Megatron then calls the module that block_spec gives its MLPs, which need not be one of Transformer Engine's
+        config.use_te_activation_func = fused_swiglu if fused_swiglu is not None else fuses_swiglu(shape, device)
     chunks = [_build_chunk(shape, config, place, device, layer_spec, attention) for place in _places()]
     for chunk in chunks:
         output_layer.attach(chunk, shape, bytes_at_once=compute.logits_bytes)
@@ -175,8 +184,9 @@ def transformer_config(
         overlap_p2p_comm=division.virtual_stages > 1,
         batch_p2p_comm=division.virtual_stages == 1,
         moe_token_dispatcher_type="alltoall",
-        # Each of these needs a compiled extension.
-        gradient_accumulation_fusion=False,
+        # Its layers add to the gradient buffers of DistributedDataParallel; Megatron's own need an extension of Apex for that.
+        gradient_accumulation_fusion=layer_spec == "transformer_engine" and device.type == "cuda",
+        # Each of these needs a compiled extension, or torch's compiler. We rotate and activate at once ourselves.
         masked_softmax_fusion=False,
         persist_layer_norm=False,
         apply_rope_fusion=False,

@@ -12,7 +12,8 @@ What a layer keeps for its backward pass, in numbers per token (q = heads x head
                         heads in float32 (log-sums)
     norms of q and k    q (copy of the queries)                  2q + 2k in float32
     a norm, linear_fc1  hidden + hidden, as above
-    MLP                 2 ffn (linear_fc1's output), ffn (silu of the gate), ffn (the other half), ffn (their product)
+    MLP                 2 ffn (linear_fc1's output)              and ffn (silu of the gate), ffn (the other half), which
+                        ffn (product of its halves)              is so on a GPU too if the activation is not SwiGLU
     expert's MLP        the same and ffn (the weighted product), and hidden (input), for each expert of a token
 
 All layers share the cosines and sines of a row, 2 head_dim. With context parallelism a rank keeps copies of all keys and values
@@ -169,9 +170,10 @@ def _attention(shape: ModelShape, compute: Compute) -> float:
 def _mlp(shape: ModelShape, number: int, compute: Compute) -> tuple[float, float]:
     """Return the bytes per token that the MLP keeps besides its input, and its width."""
     experts, element, tensor = shape.experts, compute.element, compute.learner.parallel.tensor
+    kept = 3 if shape.activation == "silu" and not compute.on_cpu else 5
     if experts is None or number not in experts.layers:
-        return element * 5 * shape.ffn / tensor, shape.ffn / tensor
+        return element * kept * shape.ffn / tensor, shape.ffn / tensor
     # sequence parallelism gives every tensor rank its own tokens; the ranks of a stage exchange equal numbers of them
     shared = experts.per_token / (tensor if compute.learner.parallel.sequence else 1)
     own = shape.shared_ffn / tensor
-    return element * (shared * (6 * experts.ffn + shape.hidden) + 5 * own), shared * experts.ffn + own
+    return element * (shared * ((kept + 1) * experts.ffn + shape.hidden) + kept * own), shared * experts.ffn + own

@@ -6,7 +6,7 @@ A kernel that does not work is a figure, `no (...)`, and not a failure: each has
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.nn import functional
 from async_rl.megatron.attention.self_attention import Scores, varlen_attention, varlen_kernel
 from async_rl.megatron.compat import PackedSeqParams
 from async_rl.megatron.model import packed_params
+from async_rl.megatron.swiglu import FusedSwiglu
 from gpu_checks.ceilings import seconds_of
 from gpu_checks.report import Checks, Machine, Report
 
@@ -114,6 +115,31 @@ def _grouped_distance(machine: Machine) -> float:
     return _distance(found, torch.cat([part @ each for part, each in zip(tokens.split(rows), experts, strict=True)]))
 
 
+def activation(machine: Machine, report: Report) -> None:
+    """SwiGLU as one kernel, as training has it on a GPU: distance from float32 forward and backward, and speed beside torch."""
+    rows, width = (8192, 3072) if machine.is_gpu else (8, 16)
+    given = torch.randn(rows, 2 * width, device=machine.device, dtype=torch.bfloat16)
+    fused = FusedSwiglu()
+
+    def plain(given: Tensor) -> Tensor:
+        left, right = given.chunk(2, dim=-1)
+        return functional.silu(left) * right
+
+    def both(compute: Callable[[Tensor], Tensor], given: Tensor) -> tuple[Tensor, Tensor | None]:
+        own = given.detach().requires_grad_()
+        out = compute(own)
+        out.float().square().sum().backward()
+        return out, own.grad
+
+    def distances() -> float:
+        found, precise = both(fused, given), both(plain, given.float())
+        return max(_distance(one, other) for one, other in zip(found, precise, strict=True))
+
+    report.attempt("distance", distances)
+    for name, compute in (("fused", fused), ("torch", plain)):
+        report.attempt(f"{name}_ms", lambda compute=compute: 1e3 * seconds_of(machine, lambda: both(compute, given)))
+
+
 def compilers(machine: Machine, report: Report) -> None:
     """A kernel of Triton's, and a function that torch compiles: both need a C compiler."""
     report.attempt("triton_distance", lambda: _triton_distance(machine))
@@ -157,4 +183,4 @@ def _distance(one: Tensor | None, other: Tensor | None) -> float:
     return ((one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-12)).item()
 
 
-CHECKS: Checks = {"varlen": varlen, "sdpa": sdpa, "products": products, "compilers": compilers}
+CHECKS: Checks = {"varlen": varlen, "sdpa": sdpa, "products": products, "activation": activation, "compilers": compilers}

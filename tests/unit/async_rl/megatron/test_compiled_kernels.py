@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from async_rl.megatron.attention.paged_kernels import number_of_splits, paged_attention
+from async_rl.megatron.swiglu_kernels import Swiglu
 from tests.support.compiled_kernels import compiling_for
 
 MODELS = {
@@ -64,3 +65,13 @@ def test_splits_fill_the_processors() -> None:
     assert number_of_splits(64 * 8, 2048, h100) == 1, "full already"
     assert number_of_splits(64 * 8, 32_768, h100) == 8, "one long request must not keep one processor busy after all others"
     assert number_of_splits(8, 1, h100) == 1
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_swiglu_compiles(gpu: str) -> None:
+    given = torch.zeros(7, 2 * 3072, dtype=BF16)
+    with compiling_for(gpu) as kernels:
+        out = Swiglu.apply(given.requires_grad_())
+        out.sum().backward()
+    assert [each.name for each in kernels] == ["_forward", "_backward"]
+    assert not any(each.spilled_bytes for each in kernels)

@@ -1,0 +1,32 @@
+"""The activation of gated MLPs as one kernel on a GPU: a module that Megatron's MLPs call on all that `linear_fc1` gives."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from async_rl.megatron.compat import TransformerConfig
+from async_rl.models.shape import ModelShape
+
+
+def fuses_swiglu(shape: ModelShape, device: torch.device) -> bool:
+    """Whether the model's activation is SwiGLU and the device has the kernel."""
+    return shape.activation == "silu" and device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+class FusedSwiglu(nn.Module):
+    """silu(left half) * right half, of the last dimension."""
+
+    def __init__(self, config: TransformerConfig | None = None) -> None:
+        super().__init__()
+
+    def forward(self, given: Tensor) -> Tensor:
+        if given.is_cuda:
+            from async_rl.megatron.swiglu_kernels import Swiglu
+
+            return Swiglu.apply(given)  # pyright: ignore[reportReturnType]
+        left, right = given.chunk(2, dim=-1)
+        return functional.silu(left) * right
