@@ -210,8 +210,8 @@ class Board(Protocol):
         """Store the facts if none are stored for the role, else compare. Raises FleetMismatch naming what differs."""
         ...
 
-    async def announce(self, member: Member, ttl_s: float) -> None:
-        """List a worker for `ttl_s` seconds, or renew and update its listing."""
+    async def announce(self, member: Member, ttl_s: float) -> VersionRecord | None:
+        """List a worker for `ttl_s` seconds, or renew and update its listing. Returns the live version, as `live_version`."""
         ...
 
     async def leave(self, member_id: str) -> None: ...

@@ -37,8 +37,10 @@ class RedisBoard:
         reply: list[bytes] = await self._run.run_script("agree", *chain.from_iterable(facts.items()))
         raise_if_different(role, facts, dict(rows([word.decode(errors="replace") for word in reply], 2)))
 
-    async def announce(self, member: Member, ttl_s: float) -> None:
-        await self._run.run_script("announce", member.id, json.dumps(asdict(member)), round(ttl_s * 1000))
+    async def announce(self, member: Member, ttl_s: float) -> VersionRecord | None:
+        return _parse_version(
+            await self._run.run_script("announce", member.id, json.dumps(asdict(member)), round(ttl_s * 1000))
+        )
 
     async def leave(self, member_id: str) -> None:
         await self._run.run_script("leave", member_id)
@@ -58,9 +60,9 @@ class RedisBoard:
 
     async def live_version(self) -> VersionRecord | None:
         live = await self._run.run_command("hget", self._run.key("state"), "live")
-        row = await self._run.run_command("hget", self._run.key("versions"), live) if live is not None else None
-        with reading("versions"):
-            return None if row is None else VersionRecord(**json.loads(row))
+        if live is None:
+            return None
+        return _parse_version(await self._run.run_command("hget", self._run.key("versions"), live))
 
     async def fence(self) -> int | None:
         fence = await self._run.run_command("hget", self._run.key("learner"), "fence")
@@ -128,6 +130,11 @@ LONGEST_SHOWN = 60
 
 def shortened(value: str) -> str:
     return value if len(value) <= LONGEST_SHOWN else f"{value[: LONGEST_SHOWN - 1]}…"
+
+
+def _parse_version(row: bytes | None) -> VersionRecord | None:
+    with reading("versions"):
+        return None if row is None else VersionRecord(**json.loads(row))
 
 
 def _parse_member(text: bytes | None) -> Member | None:

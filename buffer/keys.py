@@ -69,7 +69,7 @@ KINDS = {
     "mix": "list",  # "AT ID JSON": changes of the mix of environments during the run
 }
 _CHANNELS = (
-    "on:slots",  # notifies workers that wait for tickets
+    "on:slots",  # notifies commits that wait for memory; on:slots:WORKER notifies a worker whose turn for tickets it is
     "on:ready",  # notifies a learner that waits for groups
     "on:learner",  # notifies when the learner's lease is taken, renewed or given up
     "on:events",  # "EVENT TICKET" for `buffer tail`: stored, dropped:REASON, quarantined, taken, spent

@@ -93,7 +93,7 @@ class RedisBuffer:
                 for ticket, task, born, attempt, mix in rows(reply, 5)
             ]
 
-        tickets = await self._run.until(attempt, "on:slots", wait_s)
+        tickets = await self._run.until(attempt, f"on:slots:{worker}", wait_s)
         if tickets:
             del self._open_requests[worker]
             await self._payloads.check_folder()

@@ -43,6 +43,9 @@ Cut = Literal["lease_lost", "abandoned"]
 LEAK_METRICS = {"leaked tasks": "tasks", "leaked processes": "processes", "tasks that ignore cancellation": "stubborn"}
 """Kinds of leaks, and their names in the metric `rollout/left_behind/{what}`."""
 
+WAITED_HEARTBEATS = 10
+"""A wait for tickets ends after so many: each begins with a subscription, and an idle fleet should not keep Redis busy."""
+
 log = structlog.get_logger()
 
 
@@ -123,6 +126,10 @@ class Worker:
     def weights_changed(self) -> None:
         """Ask for tickets again at once: the inference serves another version."""
         self._progress.weights_changed(self._parts.inference.version)
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        """End a wait for tickets."""
         if self._reserving is not None:
             _expire(self._reserving)
             self._reserving = None
@@ -150,6 +157,7 @@ class Worker:
     async def _wake_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._changed.set()
+        self._stop_waiting()
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()
@@ -158,8 +166,8 @@ class Worker:
     async def _reserve(self, count: int) -> list[Ticket]:
         """Wait for tickets of the version that is being served.
 
-        A change of weights ends the wait. By then the buffer already refuses the older version, so no ticket is lost
-        when the call is cancelled.
+        A change of weights ends the wait, and so does `stop`. Tickets of a reply that was not read then are not lost: the next
+        call returns them.
         """
         waiting = asyncio.timeout(None)
         try:
@@ -167,7 +175,7 @@ class Worker:
                 self._reserving = waiting
                 version = self._parts.inference.version
                 return await self._parts.buffer.reserve(
-                    self._parts.name, version=version, count=count, wait_s=self._parts.heartbeat_s
+                    self._parts.name, version=version, count=count, wait_s=WAITED_HEARTBEATS * self._parts.heartbeat_s
                 )
         except TimeoutError:
             if not waiting.expired():
@@ -175,6 +183,10 @@ class Worker:
             return []
         finally:
             self._reserving = None
+
+    async def _unread_tickets(self) -> list[Ticket]:
+        """Return the tickets that a reservation got whose wait was ended before its reply came."""
+        return await self._parts.buffer.reserve(self._parts.name, version=self._parts.inference.version, count=0, wait_s=0.0)
 
     async def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         if stop.is_set():
@@ -191,6 +203,8 @@ class Worker:
         self.environment_limits.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
+                for ticket in await self._unread_tickets():
+                    await self._hand_back(GroupInFlight(ticket, num_playing=0), "abandoned")
                 while self._in_flight:
                     await self._wait_for_change()
         for group in self._in_flight.values():

@@ -58,7 +58,7 @@ class PipeBoard:
             for pipe in self._pipes:
                 loop.remove_reader(pipe.fileno())
 
-    async def announce(self, member: Member, ttl_s: float) -> None:
+    async def announce(self, member: Member, ttl_s: float) -> VersionRecord | None:
         await self.post("members", asdict(member))
 
     async def leave(self, member_id: str) -> None: ...

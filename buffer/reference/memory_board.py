@@ -25,8 +25,9 @@ class MemoryBoard:
         agreed = {key: self._facts.setdefault(key, value) for key, value in facts.items()}
         raise_if_different(role, facts, {key: value for key, value in agreed.items() if facts[key] != value})
 
-    async def announce(self, member: Member, ttl_s: float) -> None:
+    async def announce(self, member: Member, ttl_s: float) -> VersionRecord | None:
         self._members[member.id] = (self._buffer.now() + ttl_s, member)
+        return await self.live_version()
 
     async def leave(self, member_id: str) -> None:
         self._members.pop(member_id, None)

@@ -157,8 +157,16 @@ local function repeated_answer(id)
 end
 
 -- -- notifications and counters --------------------------------------------------------------------------------------
+local WOKEN_MOST = 1000
+-- Notify commits that wait for memory, and the workers whose turn it is: as many as there are free slots, in the order of the
+-- queue, each on its own channel. The others would ask and find nothing. Operators may read but not write the queue, so its key
+-- is not declared.
 local function wake_workers()
   call('PUBLISH', ON_SLOTS, '')
+  local free = math.min(free_tickets(), WOKEN_MOST)
+  if not (free >= 1) then return end -- also for what is no number
+  local queue = string.gsub(STATE, 'state$', 'waiting')
+  for _, worker in ipairs(call('ZRANGE', queue, 0, free - 1)) do call('PUBLISH', ON_SLOTS .. ':' .. worker, '') end
 end
 
 -- Notify the learner if it waits and the groups that it wants are there; `wanted` is set while it waits.

@@ -47,7 +47,6 @@ if count == 0 then
 end
 call('ZREM', WAITING, worker)
 call('ZREM', ASKED, worker)
-if free > count and queue > 1 then wake_workers() end
 
 local start, expires = get('next_ticket', 0), now + get('lease_ms', 0)
 if not (start >= 0 and start < 2 ^ 52) then error('next_ticket is not ours') end -- else the loop might not end

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from async_rl.config import Config
+from learner.simulation.control_traffic import redis_share
 from learner.simulation.prediction import MOST_WORKERS, Machines, Prediction
 from learner.simulation.rates import Rates
 
@@ -26,7 +27,10 @@ def resources(config: Config, rates: Rates, machines: Machines, found: Predictio
     def pushing(workers: int) -> float:
         return rates.to_push_s(workers, machines.link_gb_s) / between_pushes
 
-    shares: dict[str, Callable[[int], float]] = {"learner's pushes": pushing}
+    def redis(workers: int) -> float:
+        return redis_share(workers, groups_per_s=found.rolled_out_per_s, pushes_per_s=found.pushes_per_s)
+
+    shares: dict[str, Callable[[int], float]] = {"learner's pushes": pushing, "core of Redis": redis}
     if (room := _room(config)) is not None:
         shares["buffer memory"] = lambda _: found.buffer_bytes / room
     listed = [

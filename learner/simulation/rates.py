@@ -11,6 +11,7 @@ from statistics import fmean
 from async_rl.config import BatchConfig, Config
 from async_rl.errors import ConfigError
 from learner.pace.controller import LOWEST
+from learner.simulation.control_traffic import LEARNER_PUSH_S
 from learner.simulation.world import World, some_vary
 from learner.versions.push_policy import PushPolicy
 
@@ -72,7 +73,8 @@ class Rates:
         """
         copies = math.ceil(math.log2(workers + 1)) - math.ceil(math.log2(self.push_workers + 1))
         carried = max(0, copies) * self.weight_bytes / (link_gb_s * 1e9) if link_gb_s else 0.0
-        return self.push_s + carried
+        messages = LEARNER_PUSH_S * max(0, workers - self.push_workers)
+        return self.push_s + messages + carried
 
 
 def world_of(config: Config, rates: Rates, *, workers: int, cores: int, link_gb_s: float = 0.0) -> World:

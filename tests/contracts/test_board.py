@@ -56,7 +56,9 @@ async def test_a_member_that_fell_silent_is_not_listed(board: Both):
 
 async def test_the_board_shows_the_versions(board: Both):
     facts, buffer = board
+    member = Member(id="a", host="h", version=-1, device="cpu")
     assert await facts.live_version() is None
+    assert await facts.announce(member, 60) is None
     assert await facts.versions() == []
     fence = await buffer.acquire("learner", limits())
     for _ in range(3):
@@ -65,6 +67,7 @@ async def test_the_board_shows_the_versions(board: Both):
     live = await facts.live_version()
     assert live is not None
     assert (live.version, live.timeline, live.step, live.digest) == (2, "t", 2, "d")
+    assert await facts.announce(member, 60) == live, "a heartbeat brings it"
 
 
 async def test_messages_are_read_in_order_from_any_position(board: Both):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 
 from async_rl.errors import FenceLost
 from async_rl.replay_protocol import ReplayBuffer
+from buffer import keys
+from buffer.redis_buffer import RedisBuffer
+from buffer.server.client import Server
 from tests.support.groups import group
-from tests.support.runs import Run, limits, publish
+from tests.support.runs import Run, limits, publish, started
 
 
 async def reserved(buffer: ReplayBuffer, count: int, worker: str = "w", version: int = 0, wait_s: float = 0) -> list[str]:
@@ -70,6 +74,30 @@ async def test_who_waits_longest_is_served_first(run: Run):
             await until_waiting(run, 1)
         await buffer.abandon("holder", held, "no_signal")
     assert order == ["a", "b", "c", "d"]
+
+
+async def test_a_free_slot_wakes_the_worker_whose_turn_it_is_and_no_other(
+    redis_buffer: tuple[RedisBuffer, Server], run_name: str
+):
+    """In a fleet of thousands most workers wait: each would ask for the same slot."""
+    buffer, server = redis_buffer
+    await started(buffer, max_age=0, groups_per_step=2)
+    held = await reserved(buffer, 2, "holder")
+    for worker in ("a", "b", "c", "d"):
+        assert await reserved(buffer, 1, worker, wait_s=0.01) == []
+    channel = keys.key(run_name, "on:slots")
+    heard = cast("Any", server.waits).pubsub(ignore_subscribe_messages=True)
+    await heard.psubscribe(f"{channel}:*", "end")
+    for ticket in held:
+        await buffer.abandon("holder", ticket, "no_signal")
+    await server.commands.publish("end", "")
+    woken = list[str]()
+    async for message in heard.listen():
+        if message["channel"] == b"end":
+            break
+        woken.append(message["channel"].decode().removeprefix(f"{channel}:"))
+    await heard.aclose()
+    assert woken == ["a", "a", "b"], "one slot is free, then two"
 
 
 async def test_a_worker_that_vanishes_from_the_queue_does_not_block_others_for_long(run: Run):

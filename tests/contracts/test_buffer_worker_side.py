@@ -228,3 +228,20 @@ async def test_a_reservation_cancelled_at_any_point_leaks_no_ticket(run: Run):
         tickets = await buffer.reserve("w", version=0, count=1, wait_s=1.0)
         assert (await buffer.stats()).reserved == len(tickets) == 1
         await buffer.abandon("w", tickets[0].id, "abandoned")
+
+
+async def test_a_call_for_no_tickets_returns_those_of_a_cancelled_one(run: Run):
+    """A worker that stops asks so, in order to hand them back."""
+    buffer, _ = await run.start()
+    for turns in range(60):
+        reserving = asyncio.ensure_future(buffer.reserve("w", version=0, count=1, wait_s=1.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reserving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            for ticket in await reserving:
+                await buffer.abandon("w", ticket.id, "abandoned")
+        tickets = await buffer.reserve("w", version=0, count=0, wait_s=0)
+        assert (await buffer.stats()).reserved == len(tickets)
+        for ticket in tickets:
+            await buffer.abandon("w", ticket.id, "abandoned")

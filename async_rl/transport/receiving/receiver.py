@@ -201,10 +201,9 @@ class WeightReceiver:
         """
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await self._announce()
             # The live version in Redis decides; VersionLive only announces it sooner, and a learner may die before it.
             version, timeline = self.version, self._timeline  # a newer version may be served while Redis answers
-            if (live := await self._board.live_version()) is not None:
+            if (live := await self._announce()) is not None:
                 _raise_if_run_was_lost(live, version, timeline)
                 await self._serve(live, swap)
                 if self._needs(live) and time.monotonic() >= self._next_catch_up_at:
@@ -370,10 +369,11 @@ class WeightReceiver:
             _log.info(f"serves version {live.version}, from {where}")
         return not self._needs(live)
 
-    async def _announce(self, *, catches_up: str | None = None) -> None:
+    async def _announce(self, *, catches_up: str | None = None) -> VersionRecord | None:
+        """Renew the listing. Returns the live version."""
         if catches_up is not None:
             self._member = replace(self._member, catches_up=catches_up)
-        await self._board.announce(self._member, self._lease_s)
+        return await self._board.announce(self._member, self._lease_s)
 
     def _reply_to(self, message: PushOffer | PushCancel) -> _ReplyFields:
         return {"fence": message.fence, "generation": message.generation, "member": self._member.id}

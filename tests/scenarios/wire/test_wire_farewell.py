@@ -248,7 +248,7 @@ async def until_reply(said: Inbox[ToLearner], kind: Any, generation: int) -> Non
 
 
 class LateAnswers(OtherBoard):
-    """Holds one answer about the live version back."""
+    """Holds the answer to one heartbeat back, which says what is live."""
 
     live: VersionRecord | None = None
 
@@ -258,7 +258,11 @@ class LateAnswers(OtherBoard):
         self.held, self.released, self.passed_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def live_version(self) -> VersionRecord | None:
+        return self.live
+
+    async def announce(self, member: Member, ttl_s: float) -> VersionRecord | None:
         answer = self.live
+        await self._board.announce(member, ttl_s)
         if self.holds:
             self.holds = False
             self.held.set()

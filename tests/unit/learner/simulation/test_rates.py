@@ -14,6 +14,7 @@ from async_rl.errors import ConfigError
 from learner.simulation.__main__ import main
 from learner.simulation.bottlenecks import resources
 from learner.simulation.calibration import calibrated
+from learner.simulation.control_traffic import redis_share
 from learner.simulation.prediction import Machines, predict, smallest_fleet, steady
 from learner.simulation.rates import Rates, world_of
 from learner.simulation.recorded import RecordedRun, read_run
@@ -97,6 +98,10 @@ def test_what_is_shared_fills_up(config: Config):
     assert first.name == "learner's pushes"
     assert first.full_at is not None
     assert first.full_at > 4
+    redis = next(each for each in resources(config, TRUE, machines, found) if each.name == "core of Redis")
+    assert redis.full_at is not None
+    traffic = {"groups_per_s": found.rolled_out_per_s, "pushes_per_s": found.pushes_per_s}
+    assert redis_share(redis.full_at - 1, **traffic) < 1 <= redis_share(redis.full_at, **traffic)
     memory = next(each for each in resources(config, TRUE, machines, found) if each.name == "buffer memory")
     assert memory.used == pytest.approx(found.buffer_bytes / (config.redis.max_memory_mb * 2**20))
 

@@ -1,0 +1,1 @@
+"""Workers, learner and server of benchmarks/scale.py."""
