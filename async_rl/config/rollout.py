@@ -202,6 +202,8 @@ class WorkerConfig(Section):
             raise ValueError(
                 f"expert ({self.expert}) must divide tensor ({self.tensor}): the ranks of an engine divide its experts"
             )
+        if self.cuda_graphs == "always" and self.backend != "megatron":
+            raise ValueError("cuda_graphs: always needs backend megatron; auto decodes without in other engines")
         if self.backend == "hf" and self.engines * self.tensor > 1:
             raise ValueError(
                 f"backend hf is one engine on one device, so engines ({self.engines}) and tensor ({self.tensor}) must be 1; "

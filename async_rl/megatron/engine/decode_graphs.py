@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -55,6 +56,7 @@ class DecodeGraphs:
         self._logits = torch.empty_like(step(self._inputs, self._reaches[0]))
         self._used = 0
         """Rows of the inputs that the last step filled; the others have no keys."""
+        self._replay: dict[tuple[int, int], Run] = {}
         self._capture_all()
 
     def run(self, tokens: Tensor, lengths: Tensor, blocks: Tensor, *, longest: int) -> Tensor:
@@ -81,11 +83,13 @@ class DecodeGraphs:
         self._inputs.lengths.zero_()  # nothing of a running generation is written
         self._used = 0
         self._addresses = self._step.addresses()
-        # The largest first: the memory of its numbers between layers is enough for all others.
-        self._replay: dict[tuple[int, int], Run] = {}
-        for size in reversed(self._sizes):
-            for reach in self._reaches:
-                self._replay[size, reach] = self._capture(lambda size=size, reach=reach: self._run(size, reach))
+        # The largest first: the memory of its numbers between layers is enough for all others. Replaced graphs are kept
+        # until then, because a memory pool that no graph uses any more is gone.
+        self._replay = {
+            (size, reach): self._capture(partial(self._run, size, reach))
+            for size in reversed(self._sizes)
+            for reach in self._reaches
+        }
         log.info("decode steps are captured", graphs=len(self._replay), seconds=round(time.perf_counter() - began, 2))
 
     def _run(self, size: int, reach: int) -> None:
@@ -105,9 +109,13 @@ class CudaCapture:
             run()  # compiles kernels and makes workspaces, which a capture must not
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of a worker receive weights meanwhile: their calls must not end the capture.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            run()
+        before = torch.cuda.current_stream()
+        try:
+            # Other threads of a worker receive weights meanwhile: their calls must not end the capture.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                run()
+        finally:
+            torch.cuda.set_stream(before)  # torch leaves another one behind if the capture fails
         return graph.replay
 
 

@@ -75,16 +75,17 @@ def test_the_plan_has_the_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "gb", "learner"),
+    ("shape", "learner", "evaluates", "share"),
     [
-        pytest.param(QWEN3_600M, 80, {"recompute": "selective"}, id="0.6B as it is"),
-        pytest.param(QWEN3_4B, 80, {"recompute": "full", "lora": {"rank": 16}}, id="4B with adapters"),
-        pytest.param(QWEN3_4B, 141, {"recompute": "full", "optimizer": {"offload": True}}, id="4B with offload"),
+        pytest.param(QWEN3_600M, {"recompute": "selective"}, True, 0.25, id="0.6B as it is"),
+        pytest.param(QWEN3_4B, {"recompute": "full", "lora": {"rank": 16}}, True, 0.25, id="4B with adapters"),
+        pytest.param(QWEN3_4B, {"recompute": "full", "optimizer": {"offload": True}}, False, 0.35, id="4B with offload"),
     ],
 )
-def test_learner_worker_and_evaluator_share_one_gpu(shape: ModelShape, gb: int, learner: Any) -> None:
-    run = config(learner, gpu_share=0.15 if gb > 80 else 0.25)
-    assert problems(memory_plan(run, shape), Gpus(count=1, gb=gb), run) == []
+def test_learner_worker_and_evaluator_share_one_gpu(shape: ModelShape, learner: Any, evaluates: bool, share: float) -> None:
+    run = config(learner, gpu_share=share)
+    run = run if evaluates else run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"every": 0})})
+    assert problems(memory_plan(run, shape), Gpus(count=1, gb=80), run) == []
 
 
 def test_too_large_a_share_is_named() -> None:
