@@ -66,6 +66,8 @@ def token_fates(latest: Mapping[str, float], *, is_running: bool) -> list[tuple[
     found = {fate: latest[name] for fate, name in fates.items() if name in latest}
     prefix = "tokens/dropped/"
     found |= {f"dropped: {name.removeprefix(prefix)}": value for name, value in latest.items() if name.startswith(prefix)}
+    if not is_running and not found.get(waiting):
+        found.pop(waiting, None)
     total = sum(found.values())
     return [(fate, tokens / total) for fate, tokens in found.items()] if total > 0 else []
 

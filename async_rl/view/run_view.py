@@ -101,7 +101,7 @@ class RunView:
             "slowdowns": [asdict(each) for each in self._slowdowns.causes],
             "processes": [asdict(process) for process in processes],
             "live": asdict(live) if isinstance(live, LiveState) else None,
-            "live_problem": "" if isinstance(live, LiveState) else _without_live(status, live),
+            "live_problem": "" if isinstance(live, LiveState) else self._without_live(status, live),
             "step": self.columns.steps[-1] if self.columns.steps else None,
             "steps": config.learner.steps if config is not None else None,
             "last_row": self.columns.last_time,
@@ -172,17 +172,17 @@ class RunView:
         quiet = "it has written no row yet" if last is None else f"its last row is {ago(last)} old"
         return f"Running: {status.how}{without}; {quiet}."
 
+    def _without_live(self, status: RunStatus, problem: str) -> str:
+        """Return why there is nothing about workers: of a run that ended this is no problem."""
+        has_redis = self.folder.config is None or isinstance(self.folder.config, Config)
+        if has_redis and status.kind in ("finished", "stopped"):
+            return "The run has ended, and with it its Redis, its learner and its workers."
+        return problem
+
     def _let_go(self) -> list[str]:
         """What these pages cannot show because it is no longer there."""
         first = self.columns.steps[0] if self.columns.steps else 0
         return [f"Steps before {first} were let go: metrics.jsonl is limited by metrics.max_mb."] if first > 1 else []
-
-
-def _without_live(status: RunStatus, problem: str) -> str:
-    """Return why there is nothing about workers: of a run that ended this is no problem."""
-    if status.kind in ("finished", "stopped"):
-        return "The run has ended, and with it its Redis, its learner and its workers."
-    return problem
 
 
 def _logged(cause: WarningCause) -> dict[str, Any]:

@@ -80,7 +80,8 @@ export class Chart {
     if (given) return given;
     const pattern = this.spec.names.find((each) => matches(each, name)).replace(/^mean:/, "");
     const [before, after] = pattern.includes("*") ? pattern.split("*") : [name.slice(0, name.lastIndexOf("/") + 1), ""];
-    return visible(name.slice(before.length, name.length - after.length).replaceAll("_", " "));
+    const words = name.slice(before.length, name.length - after.length).replaceAll("_", " ");
+    return visible(words.replace(/^(\d+) (\d+)$/, "$1 to $2").replace(/^(\d+) up$/, "$1 and more")); // buckets of ages
   }
 
   options(lines, bound) {

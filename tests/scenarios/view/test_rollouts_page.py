@@ -38,6 +38,7 @@ def test_rollouts_are_found_opened_and_compared(tmp_path: Path):
         siblings_are_compared(page)
         hostile_text_stays_text(page)
         the_ledger_adds_up(page)
+        narrow_screens_show_rollouts_and_groups(page)
         new_groups_are_listed_by_themselves(page, run)
         assert [problem for problem in opened.problems if "ERR_ABORTED" not in problem] == []  # a reload aborts requests
         show(page, "#/rollouts/t000000029/<script>")
@@ -142,6 +143,19 @@ def hostile_text_stays_text(page: Page) -> None:
     show(page, "#/rollouts/t000000029")
     expect(page.locator("table.rows")).to_contain_text("no such tool <script>")
     assert page.evaluate("window.hacked") is None
+
+
+def narrow_screens_show_rollouts_and_groups(page: Page) -> None:
+    """Without scrolling sideways."""
+    usual = page.viewport_size
+    assert usual is not None
+    page.set_viewport_size({"width": 420, "height": 900})
+    for address, own in (("t000000007/1", ".life .lanes"), ("t000000007", ".comparison"), ("t000000005", ".comparison")):
+        show(page, f"#/rollouts/{address}")
+        page.locator("h2", has_text=re.compile(f"{address}$")).wait_for()
+        page.locator(own).wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420, address
+    page.set_viewport_size(usual)
 
 
 def new_groups_are_listed_by_themselves(page: Page, run: Path) -> None:

@@ -44,7 +44,8 @@ function table(group) {
       el("td", { class: "wide end" }, sibling.ends.slice(-200)),
     ),
   );
-  return el("table", { class: "rows" }, el("thead", {}, el("tr", {}, ...head.map((name) => el("th", {}, name)))), el("tbody", {}, ...rows));
+  const names = el("thead", {}, el("tr", {}, ...head.map((name) => el("th", {}, name))));
+  return el("div", { class: "table" }, el("table", { class: "rows" }, names, el("tbody", {}, ...rows)));
 }
 
 async function sideBySide(group, left, right) {

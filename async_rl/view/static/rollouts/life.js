@@ -35,7 +35,7 @@ function lanes(rollout) {
     const spans = rollout.life.filter((span) => span.what === what);
     if (spans.length) table.append(lane(what, spans, from, until));
   }
-  return el("div", {}, table, el("p", { class: "dim" }, `${seconds(until - from)} in all`));
+  return el("div", {}, el("div", { class: "table" }, table), el("p", { class: "dim" }, `${seconds(until - from)} in all`));
 }
 
 function lane(what, spans, from, until) {

@@ -31,6 +31,7 @@ def test_fates_of_tokens_add_up_and_nothing_is_in_flight_after_the_end():
     ended = token_fates(latest, is_running=False)
     assert [share for _, share in ended] == [0.6, 0.25, 0.15]
     assert ended[1][0].startswith("left over at the end")
+    assert token_fates({"tokens/trained": 60, "tokens/in_flight": 0}, is_running=False) == [("trained", 1.0)]
     assert token_fates({"tokens/trained": 0}, is_running=True) == []
 
 
