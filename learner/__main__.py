@@ -73,6 +73,7 @@ from learner.ranks.rendezvous import open_rendezvous
 from learner.reporting.evaluations import Evaluations
 from learner.reporting.fleet_metrics import FleetMetrics
 from learner.reporting.journal import Journal
+from learner.reporting.memory import memory_metrics
 from learner.reporting.report import Reporter, token_metrics
 from learner.reporting.run_recorder import RunRecorder
 from learner.reporting.worker_reports import WorkerReports
@@ -205,7 +206,8 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
             step = finished.progress.step
             pace = await pacer.after(stats, step=step, unreleased_steps=step - publisher.released_step)
             record.stepped(finished, stats)
-            heard = {**fleet.row(), **training_guard.row(), **pace, **evaluations.row(), **record.metrics}
+            memory = memory_metrics(ranks.device)
+            heard = {**fleet.row(), **training_guard.row(), **pace, **evaluations.row(), **record.metrics, **memory}
             reporter.write(finished, stats, heard)
             await training_guard.after(finished.result, waited=finished.idle["idle/no_groups"])
 

@@ -186,6 +186,8 @@ metrics/dropped [rows]: rows of metrics.jsonl that could not be written, since t
 recording/dropped [rows]: events and rollout groups that could not be recorded, since the learner started
 recording/spans_dropped [spans]: spans that recording.otlp_endpoint did not take in time, since the learner started
 samples/dropped [rows]: rows of samples.jsonl that could not be written, since the learner started
+memory/host [bytes]: resident memory of the learner's rank 0
+memory/gpu [bytes]: the most that tensors of rank 0 took on its GPU since the previous step's row
 time/step [s]: training of the step, including the hand-over of its weights to the publisher
 time/pack [s]: packing the step batch, concurrent with the previous step
 time/wait_data [s]: waiting for groups

@@ -131,6 +131,8 @@ def _row(step: int, steps: int, draw: random.Random, totals: dict[str, float]) -
         "checkpoint/write_s": 0.4,
         "checkpoint/failed": 0.0,
         "metrics/dropped": 0.0,
+        "memory/host": 1.9e9 + noise(2e6),
+        "memory/gpu": 5.2e9 + 0.4e9 * progress + noise(1e7),
         "progress/tokens": totals["tokens"],
         "progress/samples": totals["samples"],
         "progress/wall_s": totals["wall_s"],

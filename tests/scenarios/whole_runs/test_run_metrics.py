@@ -8,6 +8,7 @@ from math import floor
 
 import numpy as np
 import pytest
+import torch
 
 from async_rl.cli.main import dispatch
 from async_rl.config import Config
@@ -72,6 +73,12 @@ def test_every_decision_about_the_pace_can_be_replayed(run: tuple[Config, Rows])
             )
         )
     assert len({row["pace/slots"] for row in rows}) > 1, "the pace changed, so the replay showed something"
+
+
+def test_memory_is_that_of_a_process_with_a_model(run: tuple[Config, Rows]) -> None:
+    _, rows = run
+    assert all(2**26 < row["memory/host"] < 2**40 for row in rows)
+    assert all(("memory/gpu" in row) == torch.cuda.is_available() for row in rows)
 
 
 async def test_every_token_that_was_generated_has_one_fate(run: tuple[Config, Rows]) -> None:

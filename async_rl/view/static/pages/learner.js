@@ -22,6 +22,7 @@ const CHARTS = [
   { title: "Packing", unit: "share of the rows' capacity", range: [0, 1], names: ["batch/fill"] },
   { title: "Imbalance", unit: "largest / mean", names: ["batch/imbalance", "batch/lock_step"] },
   { title: "Tokens of a step", unit: "tokens", names: ["batch/trained_tokens", "batch/tokens"], labels: { "batch/trained_tokens": "sampled", "batch/tokens": "with prompts" } },
+  { title: "Memory of rank 0", unit: "bytes", names: ["memory/gpu", "memory/host"], labels: { "memory/gpu": "tensors on the GPU, at most", "memory/host": "process" } },
   { title: "Payloads in the buffer", unit: "bytes", names: ["buffer/bytes"] },
 ];
 
