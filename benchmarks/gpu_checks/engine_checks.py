@@ -170,6 +170,7 @@ def _decode(machine: Machine, shape: ModelShape, report: Report, *, batches: Seq
                 f"prefill_tokens_per_s_{batch}": found.prefill_tokens_per_s,
             }
         )
+    report.note(graphs=float(decoder.core.graphs is not None))
     seen = decoder.profile(batches[0], prompt)
     report.note(kernels_per_step=seen.kernels, device_ms_per_step=1e3 * seen.device_s)
 

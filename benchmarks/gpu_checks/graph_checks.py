@@ -29,8 +29,9 @@ def graphs(machine: Machine, report: Report) -> None:
     for dtype, (largest, mean) in MISMATCH.items():
         name = str(dtype).removeprefix("torch.")
         old, new = (weights(machine, SMALL, dtype, seed) for seed in (1, 2))
-        plain, _ = asyncio.run(_generated(machine, dtype, "never", old, asked))
-        replayed, steps = asyncio.run(_generated(machine, dtype, "always", old, asked))
+        plain, plain_ms, _ = asyncio.run(_generated(machine, dtype, "never", old, asked))
+        replayed, replayed_ms, steps = asyncio.run(_generated(machine, dtype, "always", old, asked))
+        report.note(**{f"plain_{name}_ms_per_step": plain_ms, f"graphs_{name}_ms_per_step": replayed_ms})
         report.require(steps >= BUDGET - 2, f"{steps} of {BUDGET} steps were graphs")
         same = [one.token_ids.tolist() == other.token_ids.tolist() for one, other in zip(plain, replayed, strict=True)]
         report.note(**{f"same_generations_{name}": sum(same) / BATCH, f"largest_{name}": _between(plain, replayed, same)})
@@ -71,11 +72,14 @@ async def _all(running: MegatronEngine, asked: Sequence[list[int]]) -> list[Comp
 
 async def _generated(
     machine: Machine, dtype: torch.dtype, cuda_graphs: str, full: Mapping[str, Tensor], asked: Sequence[list[int]]
-) -> tuple[list[Completion], int]:
+) -> tuple[list[Completion], float, int]:
+    """Return generations, milliseconds of a step once kernels are compiled, and steps that were graphs."""
     async with _engine(machine, dtype, cuda_graphs) as running:
         await running.swap(0, full)
         found = await _all(running, asked)
-        return found, _replays(running)
+        replays, started, steps = _replays(running), time.perf_counter(), running.metrics.steps
+        await _all(running, asked)
+        return found, 1e3 * (time.perf_counter() - started) / (running.metrics.steps - steps), replays
 
 
 async def _swapped(
