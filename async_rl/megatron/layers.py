@@ -24,6 +24,7 @@ from async_rl.megatron.compat import (
     get_num_layers_to_build,
     get_transformer_layer_offset,
 )
+from async_rl.megatron.experts.grouped import GroupedExperts
 from async_rl.megatron.experts.routing import ObservedRouter
 from async_rl.megatron.norms import KeyNorm, QueryNorm, norm_of
 from async_rl.megatron.swiglu import FusedSwiglu
@@ -33,14 +34,28 @@ LayerSpec = Literal["local", "transformer_engine"]
 
 
 def block_spec(
-    shape: ModelShape, config: TransformerConfig, place: int | None, name: LayerSpec, attention: type[nn.Module] | None
+    shape: ModelShape,
+    config: TransformerConfig,
+    place: int | None,
+    name: LayerSpec,
+    attention: type[nn.Module] | None,
+    *,
+    grouped_experts: bool,
 ) -> TransformerBlockSubmodules:
-    """Spec of the layers of one chunk. `attention` replaces the self-attention module. Raises ConfigError."""
+    """Spec of the layers of one chunk. `attention` replaces the self-attention module, `grouped_experts` the local experts.
+    Raises ConfigError.
+    """
     if name == "transformer_engine":
         require_transformer_engine()
         refuse_own_norms(shape)
     dense = _layer_spec(shape, name, attention, experts=None)
     sparse = _layer_spec(shape, name, attention, experts=shape.experts) if shape.experts is not None else dense
+    if grouped_experts and shape.experts is not None:
+        experts = _mlp(sparse)
+        if isinstance(experts.experts, partial):
+            experts.experts = partial(GroupedExperts, *experts.experts.args, **experts.experts.keywords)
+        else:
+            experts.experts.module = GroupedExperts
     for each in (dense, sparse) if config.use_te_activation_func else ():
         _fuse_activations(_mlp(each))
     is_sparse = [shape.experts is not None and layer in shape.experts.layers for layer in _layers_of(config, place)]

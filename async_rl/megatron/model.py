@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,8 +17,9 @@ from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.attention.rope_scaling import scale_rope, set_attention_factor
 from async_rl.megatron.attention.rotary import join_rotary
 from async_rl.megatron.attention.row_packing import RowPacking
-from async_rl.megatron.compat import GPTModel, TransformerConfig, parallel_state
+from async_rl.megatron.compat import GPTModel, TransformerBlockSubmodules, TransformerConfig, parallel_state
 from async_rl.megatron.experts import options as experts
+from async_rl.megatron.experts.grouped import fits_grouped_products
 from async_rl.megatron.heads import output_layer, value_head
 from async_rl.megatron.heads.packed_output import PackedOutput
 from async_rl.megatron.layers import LayerSpec, block_spec
@@ -56,15 +58,23 @@ def build_model(
     layer_spec: LayerSpec = "local",
     attention: type[nn.Module] | None = None,
     fused_swiglu: bool | None = None,
+    grouped_experts: bool | None = None,
 ) -> GPTModel:
     """Build this rank's part of the model. Initial weights depend on `seed` and not on the parallel layout.
 
     `seed` None: all weights are 0 until others are loaded, because drawing those of a large model takes minutes.
-    Call `parallel.initialize` before. `attention` replaces the self-attention module of each layer. `fused_swiglu` None: where
-    the device has the kernel.
+    Call `parallel.initialize` before. `attention` replaces the self-attention module of each layer. `fused_swiglu` and
+    `grouped_experts` None: where the device has the kernels.
     """
     (model,) = build_chunks(
-        shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, attention=attention, fused_swiglu=fused_swiglu
+        shape,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        layer_spec=layer_spec,
+        attention=attention,
+        fused_swiglu=fused_swiglu,
+        grouped_experts=grouped_experts,
     )
     return model
 
@@ -79,6 +89,7 @@ def build_chunks(
     attention: type[nn.Module] | None = None,
     compute: ComputeOptions = PLAIN,
     fused_swiglu: bool | None = None,
+    grouped_experts: bool | None = None,
 ) -> list[GPTModel]:
     """Like `build_model`, but returns all chunks of this rank: several with an interleaved pipeline."""
     check_division(shape, current_parallel_sizes())
@@ -87,7 +98,10 @@ def build_chunks(
     if layer_spec == "local":
         # Megatron then calls the module that block_spec gives its MLPs, which need not be one of Transformer Engine's
         config.use_te_activation_func = fused_swiglu if fused_swiglu is not None else fuses_swiglu(shape, device)
-    chunks = [_build_chunk(shape, config, place, device, layer_spec, attention) for place in _places()]
+    if grouped_experts is None:
+        grouped_experts = layer_spec == "local" and fits_grouped_products(shape, device, dtype)
+    spec = partial(block_spec, shape, config, name=layer_spec, attention=attention, grouped_experts=grouped_experts)
+    chunks = [_build_chunk(shape, config, place, device, spec(place=place)) for place in _places()]
     for chunk in chunks:
         output_layer.attach(chunk, shape, bytes_at_once=compute.logits_bytes)
     for chunk in chunks:
@@ -107,13 +121,12 @@ def _build_chunk(
     config: TransformerConfig,
     place: int | None,
     device: torch.device,
-    layer_spec: LayerSpec,
-    attention: type[nn.Module] | None,
+    layers: TransformerBlockSubmodules,
 ) -> GPTModel:
     with host.on_host(), host.quiet():
         model = GPTModel(
             config,
-            block_spec(shape, config, place, layer_spec, attention),  # pyright: ignore[reportArgumentType]  # or a block's
+            layers,  # pyright: ignore[reportArgumentType]  # or a layer's
             vocab_size=padded_vocab(shape, config.tensor_model_parallel_size),
             max_sequence_length=shape.max_positions,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=place),
