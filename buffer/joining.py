@@ -21,7 +21,7 @@ from async_rl.config.located_yaml import DEFAULT
 from async_rl.config.run import RunConfig
 from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import ConfigError, boundary
-from async_rl.launch.commands import command
+from async_rl.launch.commands import HAS_JOINED, command
 from async_rl.launch.package_guard import guard
 from buffer.board import RedisBoard
 from buffer.server.addresses import parse_address
@@ -40,6 +40,7 @@ def main() -> None:
     guard()
     keep_files_private()
     address, *words = sys.argv[1:]
+    os.environ[HAS_JOINED] = "1"
     config = shared_config.refuse_foreign(joined(address, words))
     become(command("rollout_workers", ["@", _in_memory(to_yaml(config))]), config)
 

@@ -25,6 +25,7 @@ from async_rl.config.loading import load_named
 from async_rl.durable.failpoints import arm_from
 from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
+from async_rl.launch.commands import HAS_JOINED
 from async_rl.launch.package_guard import guard
 from async_rl.megatron.parallel import resolve_device, resolve_dtype
 from async_rl.megatron.parameters.full_parameters import specs
@@ -66,7 +67,12 @@ def main() -> None:
 async def work(config: Config) -> None:
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
-    tasks = TaskMix.from_config(config.environments, config.run.seed, environments_from=config.environments_from)
+    tasks = TaskMix.from_config(
+        config.environments,
+        config.run.seed,
+        environments_from=config.environments_from,
+        has_joined=HAS_JOINED in os.environ,
+    )
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     seed = zlib.crc32(f"{config.run.seed}/{name}".encode())
     engine = open_engine(config, shape, tokenizer, seed=seed, inherited=os.environ)

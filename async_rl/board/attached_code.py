@@ -40,6 +40,16 @@ def refuse_foreign_code(
         )
 
 
+def refuse_foreign_files(attached: EnvironmentConfig, environments_from: Sequence[str]) -> None:
+    """Raise ConfigError for arguments that name files of a machine which joined the run and did not allow them."""
+    for text in strings(attached.args):
+        if foreign_file(text, environments_from):
+            raise ConfigError(
+                f"environment {attached.label!r} may not be attached: it names {text}, which this worker was not allowed to "
+                f"read; its own --environments_from '[{text}]' allows it"
+            )
+
+
 def foreign_code(section: EnvironmentConfig, environments_from: Sequence[str], known: Collection[str] = ()) -> str | None:
     """The first type or reference that a section names and that is neither known, shipped nor allowed."""
     for name in _named(section):

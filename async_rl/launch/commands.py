@@ -42,6 +42,9 @@ SCHEDULED = "scheduled"
 WORKER_INDEX = "ASYNC_RL_WORKER_INDEX"
 """Index of a worker among those that `async-rl run` starts on this machine, which divide its GPUs."""
 
+HAS_JOINED = "ASYNC_RL_HAS_JOINED"
+"""Set for a worker whose configuration came from the run that it joined: it trusts that run with less."""
+
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 import structlog
 
-from async_rl.board.attached_code import refuse_foreign_code
+from async_rl.board.attached_code import refuse_foreign_code, refuse_foreign_files
 from async_rl.board.environment_mix import MixSchedule
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import Agent
@@ -41,10 +41,16 @@ class TaskMix:
     """
 
     def __init__(
-        self, environments: Sequence[tuple[EnvironmentConfig, Agent]], *, seed: int = 0, environments_from: Sequence[str] = ()
+        self,
+        environments: Sequence[tuple[EnvironmentConfig, Agent]],
+        *,
+        seed: int = 0,
+        environments_from: Sequence[str] = (),
+        has_joined: bool = False,
     ) -> None:
+        """`has_joined`: attached environments may read only files inside `environments_from`."""
         self._seed = seed
-        self._environments_from = environments_from
+        self._environments_from, self._has_joined = environments_from, has_joined
         self._sections = [section for section, _ in environments]
         self._pool = EnvironmentPool(
             [
@@ -58,11 +64,16 @@ class TaskMix:
 
     @classmethod
     def from_config(
-        cls, environments: Sequence[EnvironmentConfig], seed: int, *, environments_from: Sequence[str] = ()
+        cls,
+        environments: Sequence[EnvironmentConfig],
+        seed: int,
+        *,
+        environments_from: Sequence[str] = (),
+        has_joined: bool = False,
     ) -> Self:
         """Make the environments of a configuration. Raises ConfigError when one cannot be made."""
         made = [(section, build_agent(section, seed)) for section in environments if not section.evaluation_only]
-        return cls(made, seed=seed, environments_from=environments_from)
+        return cls(made, seed=seed, environments_from=environments_from, has_joined=has_joined)
 
     def knows(self, mix: str) -> bool:
         """Return whether the changes up to `mix` are known here."""
@@ -83,6 +94,8 @@ class TaskMix:
 
     def _make_attached(self, section: EnvironmentConfig) -> Agent:
         refuse_foreign_code(section, self._sections, self._environments_from)
+        if self._has_joined:
+            refuse_foreign_files(section, self._environments_from)
         return build_agent(section, self._seed)
 
     @property

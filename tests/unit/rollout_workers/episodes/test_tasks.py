@@ -146,6 +146,22 @@ async def test_who_can_write_the_mix_brings_no_code(type_name: str, args: dict[s
     assert not file.exists()
 
 
+async def test_what_is_attached_reads_no_file_of_a_machine_that_joined_unless_it_allows_that(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1", "answer": "2"}\n')
+    log = Log()
+    change = log.add("rows", 1e6, type_name="dataset", args={"path": str(rows)})
+    for has_joined, places in ((True, [HERE]), (True, [HERE, str(tmp_path)]), (False, [HERE])):
+        mix = TaskMix.from_config(SECTIONS, seed=7, environments_from=places, has_joined=has_joined)
+        async with mix.open():
+            mix.follow(log.changes)
+            if has_joined and str(tmp_path) not in places:
+                with pytest.raises(EnvironmentUnavailable, match="which this worker was not allowed to read"):
+                    await played(mix, 5, change)
+            else:
+                assert await played(mix, 5, change)
+
+
 @pytest.mark.parametrize("type_name", ["no_such_environment", "no.such.module:Class", f"{HERE}:Locked"])
 async def test_what_cannot_be_attached_here_is_somebody_elses(type_name: str):
     log = Log()
