@@ -44,6 +44,8 @@ HERE = Path(__file__).resolve().parent
 WORKERS_PER_PROCESS = 100
 WARM_UP_S = 10.0
 LOGGED_S = 10.0
+ON_TIME = 0.95
+"""Heartbeats of a worker in a second, below which it is late."""
 NOMINAL = 1000
 """Workers that shares are given for."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -171,6 +173,8 @@ def show(name: str, found: Measured) -> None:
         f"Redis {found.redis_us:.0f} us, {share:.0%} of a core for {NOMINAL}; learner {found.learner_us:.0f} us; "
         f"the worker itself {found.worker_us:.0f} us; a push's messages take {found.push_s:.2f} s"
     )
+    if found.beats < ON_TIME:
+        print("  the machine is too slow for so many workers: they send less than they should, and the costs are too low")
     spent = {script: found.calls[script] * found.call_us[script] for script in found.calls}
     for script, cost in sorted(spent.items(), key=lambda each: -each[1])[:14]:
         print(
