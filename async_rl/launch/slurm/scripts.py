@@ -14,6 +14,9 @@ from async_rl.launch.fleet_plan import GangPlan
 CONTINUES = 75
 """Exit code of a process that ended because its job's time is nearly over."""
 
+LEFT_ALONE_S = 60
+"""Seconds that the ranks on other nodes get to end by themselves after those on one node ended."""
+
 KINDS = ("learner", "worker", "evaluator")
 
 _OUTPUT = {"learner": "learner-%j.log", "worker": "worker-%a.log", "evaluator": "evaluator.log"}
@@ -83,7 +86,7 @@ def _script(config: Config, kind: str, plan: GangPlan, own_options: Iterable[str
             *(f"#SBATCH {option}" for option in options),
             "",
             *config.launch.slurm.setup,
-            f'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" {shlex.join(words)}',
+            f'srun --wait={LEFT_ALONE_S} --cpus-per-task="$SLURM_CPUS_PER_TASK" {shlex.join(words)}',
             "status=$?",
             "case $status in",
             _AFTER[kind],

@@ -176,13 +176,21 @@ def test_an_array_grows_and_shrinks_a_killed_task_is_queued_again_and_a_chain_tr
         assert not any(PASSWORD in text for text in written)
 
 
-def test_jobs_hand_over_before_their_time_limit_and_leave_a_lost_node(tmp_path: Path) -> None:
+def test_a_learner_on_two_nodes_hands_over_before_its_time_limit_and_a_worker_leaves_a_lost_node(tmp_path: Path) -> None:
     with fleet(
         tmp_path,
         "--workers",
         1,
-        learner={"steps": 10_000, "checkpoint_every": 20, "optimizer": {"learning_rate": 1e-3}},
-        launch={"slurm": {"learner_jobs": 2, "warn_s": 45, "learner_options": ["--time=2"], "worker_options": ["--time=60"]}},
+        learner={
+            "steps": 10_000,
+            "checkpoint_every": 20,
+            "optimizer": {"learning_rate": 1e-3},
+            "parallel": {"processes": 2},
+        },
+        launch={
+            "learner_nodes": 2,
+            "slurm": {"learner_jobs": 8, "warn_s": 45, "learner_options": ["--time=2"], "worker_options": ["--time=60"]},
+        },
     ) as run:
         run.until_steps(2)
         run.until_said("learner-*", "resumes from step")  # after at most two minutes, without a request
