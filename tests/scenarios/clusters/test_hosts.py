@@ -154,6 +154,29 @@ def test_ranks_and_workers_on_hosts_of_their_own_train_while_one_is_cut_off(tmp_
         assert audited.exit_code() == 0, audited.output
 
 
+def test_ranks_under_torchrun_on_two_hosts_train_to_the_last_step(tmp_path: Path) -> None:
+    trusted(tmp_path)
+    with hosts("store", "lead", "second", "near") as found, ExitStack() as started:
+        lead = found["lead"].address
+        path, config = config_of(tmp_path, wire={"host": lead, "insecure": True}, steps=5)
+        started.enter_context(redis_with_tls(found["store"], tmp_path))
+        meeting = ("--rdzv-backend", "static", "--master-addr", lead, "--master-port", 29500)
+        ranks = [
+            started.enter_context(
+                on(
+                    found[host],
+                    tmp_path,
+                    *(ASYNC_RL.with_name("torchrun"), "--nnodes", 2, "--node-rank", number, "--nproc-per-node", 1, *meeting),
+                    *("--no-python", ASYNC_RL, "learner", "@", path),
+                )
+            )
+            for number, host in enumerate(("lead", "second"))
+        ]
+        started.enter_context(on(found["near"], tmp_path, ASYNC_RL, "worker", "@", path))
+        assert [rank.exit_code() for rank in ranks] == [0, 0], [rank.output for rank in ranks]
+        check(config, steps=5)
+
+
 def test_a_learner_that_others_would_not_reach_says_so(tmp_path: Path) -> None:
     trusted(tmp_path)
     with hosts("store", "lead") as found, redis_with_tls(found["store"], tmp_path):
