@@ -22,10 +22,11 @@ def run(machine: Machine, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of_a_run(machine, Path(folder), steps)
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    seconds = max((row["progress/wall_s"] for row in rows if "progress/wall_s" in row), default=0.0)
     report.require(len(rewards) == steps, f"{len(rewards)} steps of {steps} are in metrics.jsonl")
     first, last = sum(rewards[:WINDOW]) / WINDOW, sum(rewards[-WINDOW:]) / WINDOW
     report.note(
-        steps=steps, reward_first=first, reward_last=last, seconds_per_step=rows[-1]["progress/wall_s"] / steps,
+        steps=steps, reward_first=first, reward_last=last, seconds_per_step=seconds / steps,
         age_max=max(row.get("staleness/max", 0.0) for row in rows),
     )  # fmt: skip
     report.require(last > first + (0.2 if machine.is_gpu else 0.03), f"the reward did not rise: {first:.3f}, then {last:.3f}")
