@@ -32,6 +32,8 @@ class Adapter:
     tests: tuple[str, ...]
     extras: tuple[str, ...] = ()
     """Extras of async_rl whose requirements are installed."""
+    packages: tuple[str, ...] = ()
+    """Further requirements."""
     is_apart: bool = False
     """The library runs in a separate process, whose environment does not contain async_rl."""
 
@@ -40,7 +42,7 @@ class Adapter:
         """What is installed beside async_rl."""
         lines = [line for example in self.examples for line in required(example).read_text().splitlines() if line]
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        return [*lines, *(line for extra in self.extras for line in project["optional-dependencies"][extra])]
+        return [*lines, *self.packages, *(line for extra in self.extras for line in project["optional-dependencies"][extra])]
 
 
 ADAPTERS = (
@@ -54,6 +56,7 @@ ADAPTERS = (
     Adapter(name="mcp", examples=("mcp_tools",), tests=("test_mcp.py",)),
     Adapter(name="trackers", examples=(), extras=("trackio", "mlflow"), tests=("test_trackers.py",)),
     Adapter(name="ray", examples=(), extras=("ray",), tests=("test_ray.py",)),
+    Adapter(name="kubernetes", examples=(), packages=("kubernetes-validate==1.37.0",), tests=("test_kubernetes.py",)),
     Adapter(name="openenv", examples=("openenv",), tests=("test_openenv.py",), is_apart=True),
     Adapter(name="verifiers", examples=("verifiers",), tests=("test_verifiers.py",)),
 )
