@@ -61,8 +61,8 @@ class Cluster:
         }
 
     def words(self, name: str, words: list[str]) -> list[str]:
-        whole = {"/data": "data", "/runs": f"runs-{name}", "/secrets/password": f"{name}.password", "[/opt/environments]": "[]"}
-        return [self._local(str(self.folder / whole[word]) if word in whole and word[0] == "/" else word) for word in words]
+        whole = {"/data": "data", "/runs": f"runs-{name}", "/secrets/password": f"{name}.password"}
+        return [self._local(str(self.folder / whole[word]) if word in whole else word) for word in words]
 
     def _local(self, text: str) -> str:
         for word, here in {**self._here, **self.ports}.items():
