@@ -14,7 +14,8 @@ AsyncRLError (1)
 ├── RestartLimit (12)            a child process exceeded its restarts
 ├── IntruderPackage (13)         another package named `buffer` or `learner` shadows ours
 ├── ServerRewound (14)           Redis lost writes that it had confirmed; the learner restarts from its checkpoint
-└── EnvironmentBlocked (15)      environment code blocked a worker's event loop; the worker is restarted
+├── EnvironmentBlocked (15)      environment code blocked a worker's event loop; the worker is restarted
+└── UnfitMachine (16)            `async-rl doctor` has found something that a run cannot live with
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ class ServerRewound(AsyncRLError):
 
 class EnvironmentBlocked(AsyncRLError):
     exit_code = 15
+
+
+class UnfitMachine(AsyncRLError):
+    exit_code = 16
 
 
 def meaning_of(exit_code: int) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Role = Literal[
     "buffer",
+    "buffer.doctor",
     "buffer.joining",
     "buffer.run_audit",
     "buffer.view",

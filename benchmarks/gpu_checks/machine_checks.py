@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import torch.cuda.nccl
 
 from async_rl.config.rollout import WorkerConfig
+from async_rl.doctor.gpu import OF_THE_DRIVER
+from async_rl.imports.software import version_of
 from async_rl.megatron import parallel
 from async_rl.megatron.attention.paged_attention import attention_for, kernel_name
 from gpu_checks import ceilings
@@ -30,14 +30,13 @@ PACKAGES = (
     "nvidia-cudnn-cu13",
     "nvidia-nccl-cu13",
 )
-OF_THE_DRIVER = ("driver_version", "clocks.sm", "clocks.mem", "power.limit", "compute_mode", "mig.mode.current")
 TELLING = ("CUDA_", "NCCL_", "NVTE_", "OMP_", "PYTORCH_", "TORCH_", "TRITON_")
 """Beginnings of the environment variables that change what is measured."""
 
 
 def environment(machine: Machine, report: Report) -> None:
     report.note(device=str(machine.device), python=platform.python_version(), torch=torch.__version__)
-    report.note(**{package: _version_of(package) for package in PACKAGES})
+    report.note(**{package: version_of(package) for package in PACKAGES})
     parallel.initialize(device=machine.device)
     dtype = parallel.resolve_dtype(machine.device)
     report.note(
@@ -99,17 +98,6 @@ def _first_line(*command: str) -> str:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     lines: Sequence[str] = (ended.stdout.strip() or ended.stderr.strip() or "said nothing").splitlines()
     return next((line for line in lines if "release" in line), lines[0]).strip()
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        pass
-    try:
-        return str(getattr(importlib.import_module(package.replace("-", "_")), "__version__", "without a version"))
-    except ImportError:
-        return "absent"
 
 
 CHECKS: Checks = {"environment": environment, "ceilings": measure}

