@@ -28,8 +28,8 @@ step: the step was trained and its version issued; before it, the learner waited
   step version groups skipped wait_s idle
 checkpoint: a checkpoint was written; training stood still for `stall_s`
   step bytes stall_s
-push: weights were sent; `dropped`: worker -> why it lacks them
-  version step bytes wait_s staged dropped
+push: weights were sent; `dropped`: worker -> why it lacks them; `how`: worker -> memory, gloo or nccl, and whether as a delta
+  version step bytes wait_s staged dropped how
 swap: a worker began to serve a version that it was sent (how: push) or fetched (catch_up)
   worker version how
 engine: load of a worker's engine, and tokens sampled since its last report

@@ -24,6 +24,7 @@ from async_rl.view.live import LiveSource, LiveState
 from async_rl.view.metric_columns import MetricColumns
 from async_rl.view.opened_run import METRICS_FILE, OpenedRun
 from async_rl.view.processes import ProcessState, local_processes
+from async_rl.view.recorded.episodes import read_episodes
 from async_rl.view.recorded.lanes import read_lanes
 from async_rl.view.recorded.rollouts import RolloutBrowser
 from async_rl.view.recorded.slowdown import Slowdowns
@@ -115,16 +116,21 @@ class RunView:
             "problem": self.folder.problem,
         }
 
-    def lanes(self, *, seconds: float, since: float = 0.0, until: float = 0.0) -> dict[str, Any]:
-        """What every process did from `since` to `until`, in seconds since 1970.
+    def lanes(self, *, seconds: float, since: float = 0.0, until: float = 0.0, worker: str = "") -> dict[str, Any]:
+        """What every process did from `since` to `until`, in seconds since 1970; with `worker`, what its episodes did.
 
-        Without them: in the last `seconds` of the run (0: in all of it), until now or until its last row.
+        Without times: in the last `seconds` of the run (0: in all of it), until now or until its last row.
         """
-        if until > since > 0:
-            return read_lanes(self._recording, begin=since, end=until)
-        last = self.columns.last_time
-        end = time.time() if last is None or self._status("").is_running else last
-        return read_lanes(self._recording, begin=end - seconds if seconds else None, end=end)
+        begin: float | None = since
+        if not until > since > 0:
+            last = self.columns.last_time
+            until = time.time() if last is None or self._status("").is_running else last
+            begin = until - seconds if seconds else None
+        found = read_lanes(self._recording, begin=begin, end=until, worker=worker)
+        if not worker:
+            return found
+        episodes, left_out = read_episodes(self._recording, worker, begin=found["begin"], end=until)
+        return {**found, "lanes": [*found["lanes"], *episodes], "left_out": found["left_out"] + left_out}
 
     def series(self, patterns: Sequence[str], *, points: int, since: int, server: str) -> dict[str, Any]:
         """The columns that changed since the row `since` that `server` sent last: the client replaces the steps from `from`.

@@ -5,7 +5,8 @@ GET /static/...       ES modules, one style sheet, vendor/
 GET /api/run          the state, and columns of `names` since the row `since`
 GET /api/config       every setting with its origin, without secrets
 GET /api/compare      curves, settings and evaluations of this run and of `runs` beside it
-GET /api/lanes        what every process did in the last `seconds` (0: all), or from `since` to `until` in milliseconds
+GET /api/lanes        what every process did in the last `seconds` (0: all), or from `since` to `until` in milliseconds;
+                      `worker`: the episodes of this one
 GET /api/rollouts ... the recorded rollouts (recorded/routes.py)
 """
 
@@ -85,7 +86,8 @@ class ViewServer:
     async def lanes(self, request: web.Request) -> web.Response:
         query = request.query
         since, until = (_number(query, name, 0) / 1000 for name in ("since", "until"))
-        read = partial(self._view.lanes, seconds=_number(query, "seconds", LANES_S), since=since, until=until)
+        window = {"seconds": _number(query, "seconds", LANES_S), "since": since, "until": until}
+        read = partial(self._view.lanes, **window, worker=query.get("worker", ""))
         return as_json(await asyncio.get_running_loop().run_in_executor(self._thread, read))
 
     def _compare(self, request: web.Request) -> dict[str, Any]:

@@ -131,6 +131,7 @@ class RunRecorder:
             wait_s=round(push.waited_s, 6),
             staged=list(report.staged),
             dropped=dict(report.dropped),
+            how=dict(report.how),
         )
 
     # -- what it hears ----------------------------------------------------------------------------------------------

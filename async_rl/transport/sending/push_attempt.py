@@ -70,6 +70,8 @@ class AttemptOutcome:
     """Dropped members that broke the attempt: they are silent, or do not reach the learner."""
     retryable: list[str] = field(default_factory=list[str])
     """Members that failed with the attempt and may be sent to again."""
+    how: dict[str, str] = field(default_factory=dict[str, str])
+    """Member id -> how the version travels to it: memory, gloo, nccl; "gloo, delta" if only what has changed is sent."""
 
 
 class PushAttempt:
@@ -137,6 +139,10 @@ class PushAttempt:
         if descriptors_are_scarce() or any(reply.is_short_of_descriptors for reply in ready.values()):
             parts.groups.discard()
         groups = parts.groups.assign(num_parcels, ready, backend)
+        with_delta = {member for group in groups if group.base >= 0 for member in group.members}
+        for member in members:
+            sent = f"{backend}, delta" if member in with_delta else backend
+            self._outcome.how[member] = sent if len(ready[member].by_memory) < num_parcels else "memory"
         await self._post(
             PushBegin(
                 fence=parts.fence,

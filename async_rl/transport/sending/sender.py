@@ -53,6 +53,8 @@ class PushReport:
     """Members that hold the version, verified, and serve it once it is live."""
     dropped: Mapping[str, str]
     """Member id -> why it did not get the version."""
+    how: Mapping[str, str]
+    """Member id -> how the version travelled to it (AttemptOutcome.how)."""
     num_bytes: int
     """Size of one copy of the weights."""
     seconds: float
@@ -121,6 +123,7 @@ class WeightSender:
             await self._write_packed()
             staged: list[str] = []
             dropped: dict[str, str] = {}
+            how: dict[str, str] = {}
             behind = await self.members_behind(record.version)
             trusted = {member for member in behind if membership.is_trusted(member)}
             push_groups = self._partitions.push_groups(behind)
@@ -130,6 +133,7 @@ class WeightSender:
                 outcome = await PushAttempt(self._parts, record, self._generation, push_group, awaited).run()
                 staged += outcome.staged
                 dropped |= outcome.dropped
+                how |= outcome.how
                 trusted.difference_update(push_group)  # they have just replied
                 push_groups.served(outcome.staged)
                 if outcome.lost:  # the likely cause of the other failures
@@ -147,6 +151,7 @@ class WeightSender:
             return PushReport(
                 staged=tuple(staged),
                 dropped=dropped,
+                how={member: how[member] for member in staged},
                 num_bytes=self._parts.rank_sender.layout.num_bytes,
                 seconds=time.monotonic() - started,
             )

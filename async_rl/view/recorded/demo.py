@@ -44,8 +44,9 @@ def record_demo(folder: Path, *, steps: int, ended: float, draw: random.Random) 
             recorder.event("take", at=at - 0.6, seconds=0.1, step=step)
             recorder.event("step", at=at - 0.5, seconds=0.5, step=step, version=step, wait_s=0.1, idle=idle)
             recorder.event(
-                "push", at=at, seconds=0.05, wait_s=0.01, version=step, step=step, bytes=400_000, staged=["w-0", "w-1"]
-            )
+                "push", at=at, seconds=0.05, wait_s=0.01, version=step, step=step, bytes=400_000, staged=["w-0", "w-1"],
+                how={"w-0": "gloo, delta", "w-1": "gloo, delta"},
+            )  # fmt: skip
             for worker in ("w-0", "w-1"):
                 recorder.event("swap", at=at + 0.05, seconds=0.02, worker=worker, version=step, how="push")
         place = {"worker": "w-1", "environment": "counting", "place": "counting.py:31 in reward"}

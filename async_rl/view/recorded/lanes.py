@@ -32,10 +32,10 @@ class Bar:
     text: str
 
 
-def read_lanes(recording: Recording, *, begin: float | None, end: float) -> dict[str, Any]:
+def read_lanes(recording: Recording, *, begin: float | None, end: float, worker: str = "") -> dict[str, Any]:
     """The lanes with their bars, and the pushes, of the window from `begin` to `end`, in seconds since 1970.
 
-    It begins at the earliest with the first recorded event (None: there).
+    It begins at the earliest with the first recorded event (None: there). `worker`: only this one, without pushes.
     """
     first = next(recording.events(), None)
     recorded_from = first.at if first is not None else end
@@ -45,6 +45,8 @@ def read_lanes(recording: Recording, *, begin: float | None, end: float) -> dict
 
     def bars() -> Iterator[Bar]:
         for event in recording.events(since=begin, until=end, kinds=KINDS):
+            if worker and event.fields.get("worker") != worker:
+                continue
             counted[event.kind] += 1
             if event.kind == "push":
                 pushes.append(event)
@@ -108,6 +110,6 @@ def _text(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def _push(event: Event) -> dict[str, Any]:
-    names = ("version", "step", "bytes", "staged", "dropped")
+    names = ("version", "step", "bytes", "staged", "dropped", "how")
     wait_s = event.fields.get("wait_s", 0.0)
     return {"at": event.at, "seconds": event.seconds, "wait_s": wait_s} | {name: event.fields.get(name) for name in names}

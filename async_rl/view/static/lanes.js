@@ -7,20 +7,27 @@ import { seconds as took } from "./rollouts/text.js";
 const UPPER = { blocked: ["blocked code", "c3"], swap: ["loading a new version", "c7"], push: ["push of weights", "c4"],
   checkpoint: ["checkpoint", "c5"], process: ["process started or lost", "c6"] };
 const LOWER = { group: ["group rolled out", "c0"], step: ["training", "c2"], take: ["waiting for groups", "c1"] };
+/** What a worker's episodes did, where one worker is shown. */
+const EPISODES = { engine: ["engine at work", "c0"], task: ["task drawn", "c6"], queue: ["waiting for the engine", "c1"],
+  inference: ["generation", "c2"], environment: ["environment and tools", "c4"], reward: ["grading", "c5"] };
 const LEAST_DRAG = 6; // pixels: less is a click
 const WIDTH_OF_TICK = 90; // pixels
+const OTHERS = " other workers"; // they share a lane
 
-/** The lanes of an answer of /api/lanes. `onRange(since, until)` is called with the seconds since 1970 that were dragged over. */
-export function lanes(found, onRange, width) {
+/**
+ * The lanes of an answer of /api/lanes. `onRange(since, until)` is called with the seconds since 1970 that were dragged over,
+ * `onWorker(name)` when a worker's name is chosen; without it the lanes are those of one worker.
+ */
+export function lanes(found, width, onRange, onWorker = null) {
   if (!found.lanes.length) return el("p", { class: "dim" }, "No event is recorded in this window (recording.events_mb).");
   const times = ticks(found, Math.max(2, Math.floor(width / WIDTH_OF_TICK)));
   const chosen = el("div", { class: "chosen-range", hidden: true });
   const over = el("div", { class: "over" }, times.map(([at]) => placed(el("b"), at, 0)), chosen);
   const timeline = el("div", { class: "timeline" },
     el("div", { class: "lane axis" }, el("span", {}, "since recording began"), el("div", {}, times.map(([at, words]) => placed(el("small", {}, words), at)))),
-    found.lanes.map((lane) => row(lane, found.seconds)), over);
+    found.lanes.map((lane) => row(lane, found.seconds, onWorker)), over);
   dragging(timeline, over, chosen, (from, to) => onRange(found.begin + from * found.seconds, found.begin + to * found.seconds));
-  return el("div", {}, legend("upper half", UPPER), legend("lower half", LOWER), timeline,
+  return el("div", {}, legend("upper half", UPPER), legend("lower half", LOWER), onWorker ? null : legend("its episodes", EPISODES), timeline,
     found.left_out ? el("div", { class: "banner" }, `The ${number(found.left_out)} shortest events of this window are left out: zoom in to see them.`) : null);
 }
 
@@ -32,9 +39,9 @@ function legend(where, kinds) {
   }));
 }
 
-function row(lane, seconds) {
+function row(lane, seconds, onWorker) {
   const bars = lane.bars.map(([kind, begin, lasted, text]) => {
-    const [words, colour] = UPPER[kind] || LOWER[kind];
+    const [words, colour] = UPPER[kind] || LOWER[kind] || EPISODES[kind];
     const bar = el("i", { class: `${kind} ${kind in UPPER ? "upper" : "lower"}`, title: `${words}: ${text} · ${took(lasted)}` });
     const left = Math.max(0, begin);
     placed(bar, left / seconds);
@@ -42,7 +49,9 @@ function row(lane, seconds) {
     bar.style.background = `var(--${colour})`;
     return bar;
   });
-  return el("div", { class: "lane" }, el("span", { title: lane.name }, lane.name), el("div", {}, bars));
+  const canOpen = onWorker && lane.bars.some(([kind]) => kind === "group") && !lane.name.endsWith(OTHERS);
+  const name = canOpen ? el("button", { type: "button", class: "link", onclick: () => onWorker(lane.name) }, lane.name) : lane.name;
+  return el("div", { class: "lane" }, el("span", { title: lane.name }, name), el("div", {}, bars));
 }
 
 function placed(element, share) {
@@ -94,11 +103,11 @@ export function pushes(found) {
   if (!found.pushes.length) return null;
   const all = found.num_pushes, some = found.pushes.length;
   const columns = [["version", "number"], ["began", "number"], ["waited before", "number"], ["took", "number"],
-    ["bytes each", "number"], ["got it", ""], ["did not", "text"]];
+    ["bytes each", "number"], ["got it", ""], ["how", ""], ["did not", "text"]];
   return [el("h2", {}, `Pushes in this window${all > some ? `: the last ${some} of ${number(all)}` : ""}`),
     table(columns, [...found.pushes].reverse().map((push) => [
       number(push.version), clock(push.at - found.recorded_from, 0.1), took(push.wait_s), took(push.seconds), number(push.bytes),
-      (push.staged || []).join(", "), Object.entries(push.dropped || {}).map(([worker, why]) => `${worker}: ${why}`).join("; ")])),
+      (push.staged || []).join(", "), [...new Set(Object.values(push.how || {}))].join("; "), Object.entries(push.dropped || {}).map(([worker, why]) => `${worker}: ${why}`).join("; ")])),
     el("p", { class: "dim" }, "A push is complete when every worker in \"got it\" holds the version. \"Waited before\" is the time from "
       + "packing until the push began, because the push before was still under way. Loading it is in the workers' lanes.")];
 }

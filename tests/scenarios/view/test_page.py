@@ -165,6 +165,14 @@ def the_timeline_shows_what_blocks_and_zooms(opened: OpenPage) -> None:
     assert tops
     assert all(lowest <= top for top in tops), "the bars of groups hide what blocks"
     assert_zooms(page)
+    with page.expect_response(re.compile(r"/api/lanes\?seconds=0&worker=w-0")):
+        page.get_by_role("button", name="w-0", exact=True).click()
+    page.locator(".lane i.inference").first.wait_for()
+    expect(page.locator(".keyed", has_text="its episodes")).to_contain_text("waiting for the engine")
+    with page.expect_response(re.compile(r"/api/lanes\?seconds=0$")):
+        page.keyboard.press("a")
+    page.get_by_text("Pushes in this window").wait_for()
+    page.get_by_role("cell", name="gloo, delta").first.wait_for()
     page.keyboard.press("?")
     for words in ("load the timeline again", "the whole run in the timeline"):
         page.locator("#keys").get_by_text(words).wait_for()

@@ -135,6 +135,8 @@ async def test_all_workers_serve_the_bits_that_were_pushed(board: StageBoard, wi
             report = await sender.push(version, pushed)
             assert set(report.staged) == {"w0", "w1", "w2"}
             assert report.dropped == {}
+            assert set(report.how.values()) <= ({"memory"} if wire.shared_memory else {"gloo", "gloo, delta"})
+            assert set(report.how) == set(report.staged)
             assert all(len(worker.served) < version for worker in workers), "nothing is served before the flip"
             await sender.flip(version)
             for worker in workers:

@@ -83,7 +83,7 @@ class NoWorkers:
         return await asyncio.Future()
 
     async def push(self, record: VersionRecord) -> PushReport:
-        return PushReport(staged=(), dropped={}, num_bytes=0, seconds=0.0)
+        return PushReport(staged=(), dropped={}, how={}, num_bytes=0, seconds=0.0)
 
     async def flip(self, record: VersionRecord) -> None: ...
 

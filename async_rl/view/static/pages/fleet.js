@@ -29,18 +29,22 @@ export function open() {
     el("option", { value, selected: value === 30 }, words)));
   const back = el("button", { type: "button", onclick: zoomOut, hidden: true }, "zoom out (z)");
   const grid = new ChartGrid(CHARTS);
+  const everyone = el("button", { type: "button", onclick: () => showWorker(""), hidden: true }, "all processes (a)");
   let ranges = []; // dragged over, each within the one before
+  let worker = ""; // whose episodes are shown
   let asked = 0;
 
   async function load() {
     const own = (asked += 1);
     const [since, until] = ranges.at(-1) || [];
-    const query = since === undefined ? { seconds: chosen.value }
+    const range = since === undefined ? { seconds: chosen.value }
       : { since: Math.floor(1000 * since), until: Math.ceil(1000 * until) };
+    const query = worker ? { ...range, worker } : range;
     try {
       const found = await getJson("/api/lanes", query);
       if (own !== asked) return; // another window was chosen meanwhile
-      fill(timeline, lanes(found, (from, to) => show([...ranges, [from, to]]), timeline.clientWidth * 0.8), pushes(found));
+      fill(timeline, lanes(found, timeline.clientWidth * 0.8, (from, to) => show([...ranges, [from, to]]), worker ? null : showWorker),
+        worker ? null : pushes(found));
     } catch (error) {
       fill(timeline, el("p", { class: "bad" }, error.message));
     }
@@ -56,6 +60,12 @@ export function open() {
     return show(ranges.slice(0, -1));
   }
 
+  function showWorker(name) {
+    worker = name;
+    everyone.hidden = !worker;
+    return load();
+  }
+
   function showAll() {
     chosen.value = "0";
     return show([]);
@@ -63,15 +73,15 @@ export function open() {
 
   load();
   return {
-    element: el("div", {}, now, el("h2", {}, "What each process did: ", chosen, " ", back),
-      el("p", { class: "dim" }, "Drag over the lanes to zoom in; w shows the whole run, r loads again."), timeline, grid.element),
+    element: el("div", {}, now, el("h2", {}, "What each process did: ", chosen, " ", back, " ", everyone),
+      el("p", { class: "dim" }, "Drag over the lanes to zoom in; a worker's name shows its episodes; w shows the whole run, r loads again."), timeline, grid.element),
     names: grid.names,
     update(store) {
       grid.update(store);
       for (const chart of grid.charts) chart.element.hidden = !chart.plot;
       fill(now, workers(store.state), notes(store.state));
     },
-    keys: { r: ["load the timeline again", load], w: ["the whole run in the timeline", showAll], z: ["zoom out of the timeline", zoomOut] },
+    keys: { a: ["all processes in the timeline", () => showWorker("")], r: ["load the timeline again", load], w: ["the whole run in the timeline", showAll], z: ["zoom out of the timeline", zoomOut] },
     close() { grid.destroy(); },
   };
 }

@@ -48,7 +48,7 @@ async def test_times_of_a_worker_are_put_on_the_learners_clock(tmp_path: Path) -
     with Recorder(tmp_path, "learner", events_bytes=10**6, rollouts_bytes=10**6) as kept:
         record = RunRecorder(kept, board)
         version = VersionRecord(version=4, timeline="t", step=4, digest="")
-        report = PushReport(staged=("w",), dropped={"x": "gone"}, num_bytes=9, seconds=0.1)
+        report = PushReport(staged=("w",), dropped={"x": "gone"}, how={"w": "gloo"}, num_bytes=9, seconds=0.1)
         record.pushed(CompletedPush(record=version, report=report, waited_s=0.5, at=time.time()))
         fleet = FleetMetrics(board, on_report=record.reported)
         async with asyncio.TaskGroup() as tasks:
@@ -81,6 +81,7 @@ async def test_times_of_a_worker_are_put_on_the_learners_clock(tmp_path: Path) -
     assert (swap.fields["how"], swap.seconds) == ("push", 0.25)
     assert swap.at == pytest.approx(now, abs=1.5)
     assert [event.fields["dropped"] for event in recording.events(kinds=("push",))] == [{"x": "gone"}]
+    assert [event.fields["how"] for event in recording.events(kinds=("push",))] == [{"w": "gloo"}]
     assert [event.fields["tokens"] for event in recording.events(kinds=("engine",))] == [0.0], "one a second"
 
 
