@@ -248,9 +248,10 @@ async def until_reply(said: Inbox[ToLearner], kind: Any, generation: int) -> Non
 
 
 class LateAnswers(OtherBoard):
-    """Holds the answer to one heartbeat back, which says what is live."""
+    """Holds the answer to one heartbeat back, which says what is live. A heartbeat announces what was announced before."""
 
     live: VersionRecord | None = None
+    announced: Member | None = None
 
     def __init__(self, board: StageBoard) -> None:
         super().__init__(board)
@@ -261,9 +262,9 @@ class LateAnswers(OtherBoard):
         return self.live
 
     async def announce(self, member: Member, ttl_s: float) -> VersionRecord | None:
-        answer = self.live
+        answer, is_heartbeat, self.announced = self.live, member == self.announced, member
         await self._board.announce(member, ttl_s)
-        if self.holds:
+        if self.holds and is_heartbeat:
             self.holds = False
             self.held.set()
             await self.released.wait()
