@@ -12,6 +12,8 @@ import yaml
 
 from tests.support.repository import ROOT
 
+pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: make test-adapters")
+
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 SECRETS = ("users.acl", "tls.crt", "tls.key", "ca.crt", "learner.password", "worker.password", "monitor.password")
 
