@@ -16,7 +16,7 @@ from async_rl.launch.own_address import interface_of, own_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class ListenAttempt:
     setting: str
     host: str
     port: int
@@ -33,7 +33,7 @@ class NetworkFacts:
     problem: str = ""
     """Why there is no way."""
     wire_host: str
-    listeners: tuple[Listener, ...] = ()
+    listeners: tuple[ListenAttempt, ...] = ()
     is_live: bool = False
     """Whether processes of the run already listen."""
 
@@ -57,7 +57,8 @@ def gather_network(config: Config, *, only_worker: bool, is_live: bool) -> Netwo
         problem=problem,
         wire_host="" if only_worker else config.wire.host,
         listeners=tuple(
-            Listener(setting=setting, host=host, port=port, problem=_try_to_listen(host, port)) for setting, host, port in asked
+            ListenAttempt(setting=setting, host=host, port=port, problem=_try_to_listen(host, port))
+            for setting, host, port in asked
         ),
         is_live=is_live,
     )
@@ -78,7 +79,7 @@ def judge_network(facts: NetworkFacts) -> Iterator[Verdict]:
         yield _judge_listener(listener, is_live=facts.is_live)
 
 
-def _judge_listener(listener: Listener, *, is_live: bool) -> Verdict:
+def _judge_listener(listener: ListenAttempt, *, is_live: bool) -> Verdict:
     check, place = f"port of {listener.setting}", f"{listener.host}:{listener.port}"
     match listener.problem:
         case 0:

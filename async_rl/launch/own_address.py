@@ -23,7 +23,7 @@ def redis_hosts(config: Config) -> list[str]:
 
 
 def _host(place: str) -> str:
-    """Of HOST, HOST:PORT, [IPV6] or [IPV6]:PORT."""
+    """Return the host of HOST, HOST:PORT, [IPV6] or [IPV6]:PORT."""
     if place.startswith("["):
         return place[1:].partition("]")[0]
     return place.partition(":")[0]

@@ -61,7 +61,7 @@ async def _auto(machine: Machine, shape: ModelShape, report: Report) -> float:
 
 
 def mps(machine: Machine, report: Report) -> None:
-    """Start a control daemon of our own, compute under it in another process, and end it. Nobody else's is touched."""
+    """Compute in another process under a control daemon that is started for it; one that already runs is left alone."""
     machine.require_memory("MPS", gib=1)
     if shutil.which(MPS) is None:
         report.note(starts=f"no ({MPS} is not installed)")

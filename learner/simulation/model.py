@@ -17,7 +17,7 @@ from functools import partial
 from random import Random
 
 from learner.pace.controller import STEPS_BEFORE_PAUSE, PaceController, PaceObservation
-from learner.simulation.world import World
+from learner.simulation.world import SimulatedWorld
 
 IDLE_S = 5.0
 """A learner that waits that long offers a version that was held back."""
@@ -39,7 +39,7 @@ class SimulatedGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class SimulatedTotals:
     """What has added up since the simulation began."""
 
     learner_s: float = 0.0
@@ -63,17 +63,19 @@ class SimulatedStep:
     pace: float
     held: int
     """Groups that are ready or taken, and not yet trained."""
-    totals: Totals
+    totals: SimulatedTotals
 
 
 @dataclass
 class Simulation:
     """`pace`: a fixed one in steps' worth of groups; None: the controller decides."""
 
-    world: World
+    world: SimulatedWorld
     seed: int
     pace: float | None = None
-    changes: Mapping[int, Callable[[World], World]] = field(default_factory=dict[int, Callable[[World], World]])
+    changes: Mapping[int, Callable[[SimulatedWorld], SimulatedWorld]] = field(
+        default_factory=dict[int, Callable[[SimulatedWorld], SimulatedWorld]]
+    )
     """Step after which the world changes -> the new world."""
     evaluated_every: int = 0
     """The engines pause for `pause_s` when the weights of every so many steps are live; 0: never."""
@@ -209,7 +211,7 @@ class Simulation:
             self._change(change(self.world))
 
     def _note_step(self, trained: list[SimulatedGroup]) -> None:
-        totals = Totals(
+        totals = SimulatedTotals(
             learner_s=self._learner_s,
             engines_s=self._engines_s,
             computed=self._computed,
@@ -285,7 +287,7 @@ class Simulation:
         self._paused_until = self._now + self.pause_s
         self._schedule(self.pause_s, lambda: None)  # wakes the engines
 
-    def _change(self, world: World) -> None:
+    def _change(self, world: SimulatedWorld) -> None:
         lost = self.world.workers - world.workers
         if lost > 0:  # their groups are rolled out again when the leases expire
             gone = {number for number in self._reserved if number % self.world.workers < lost}

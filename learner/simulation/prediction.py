@@ -9,7 +9,7 @@ from statistics import fmean
 from async_rl.config import Config
 from learner.simulation.model import SimulatedStep, Simulation
 from learner.simulation.rates import Rates, fixed_pace, world_of
-from learner.simulation.world import World
+from learner.simulation.world import SimulatedWorld
 
 SEED = 1
 WARM_UP = 24
@@ -89,7 +89,7 @@ def predict(config: Config, rates: Rates, machines: Machines, *, workers: int) -
     )
 
 
-def steady(world: World, pace: float | None) -> Sequence[SimulatedStep]:
+def steady(world: SimulatedWorld, pace: float | None) -> Sequence[SimulatedStep]:
     """Simulate, and return the steps after the pace is found."""
     counted = min(STEPS, max(FEWEST_STEPS, GROUPS // world.groups_per_step))
     return Simulation(world, SEED, pace).run(WARM_UP + counted)[WARM_UP:]

@@ -12,7 +12,7 @@ from async_rl.config import BatchConfig, Config
 from async_rl.errors import ConfigError
 from learner.pace.controller import LOWEST
 from learner.simulation.control_traffic import LEARNER_PUSH_S
-from learner.simulation.world import World, some_vary
+from learner.simulation.world import SimulatedWorld, some_vary
 from learner.versions.push_policy import PushPolicy
 
 DRAWN = 1000
@@ -77,13 +77,13 @@ class Rates:
         return self.push_s + messages + carried
 
 
-def world_of(config: Config, rates: Rates, *, workers: int, cores: int, link_gb_s: float = 0.0) -> World:
+def world_of(config: Config, rates: Rates, *, workers: int, cores: int, link_gb_s: float = 0.0) -> SimulatedWorld:
     """Return the world of a run. Raises ConfigError for what the model does not have."""
     if config.replay.max_uses > 1 or config.replay.samples_per_insert is not None:
         raise ConfigError("simulate has no model of groups that train more than once; set replay.max_uses to 1")
     worker, limits = config.worker, config.limits
     in_flight = worker.groups_at_most if worker.groups_in_flight == "auto" else worker.groups_in_flight
-    return World(
+    return SimulatedWorld(
         groups_per_step=limits.groups_per_step,
         max_age=limits.max_age,
         learner_s=rates.learner_s,

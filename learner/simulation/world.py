@@ -16,7 +16,7 @@ def some_vary(random: Random) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class SimulatedWorld:
     groups_per_step: int = 8
     max_age: float = 8
     learner_s: float = 0.2

@@ -10,7 +10,7 @@ from random import Random
 from statistics import mean
 
 from learner.simulation.model import SimulatedStep
-from learner.simulation.world import World
+from learner.simulation.world import SimulatedWorld
 
 
 def lognormal(median_s: float, random: Random, *, siblings: int = 8) -> float:
@@ -31,17 +31,19 @@ def mean_age(steps: Iterable[SimulatedStep]) -> float:
     return mean(mean(step.ages) for step in steps)
 
 
-WORLDS: Mapping[str, World] = {
-    "shared cores": World(cores=2, learner_s=0.15, workers=2, groups_per_worker=16, group_s=0.15 / 8),
-    "shared cores, much to roll out": World(cores=2, learner_s=0.15, workers=2, groups_per_worker=16, group_s=0.25 / 8),
-    "workers twice as fast": World(),
-    "workers half as fast": World(group_s=0.2),
-    "balanced": World(group_s=0.1),
-    "long tools": World(latency=partial(lognormal, 0.4), groups_per_worker=64),
-    "short tools": World(latency=partial(lognormal, 0.1), groups_per_worker=64),
-    "some answers four times as long": World(latency=partial(bimodal, 0.1), groups_per_worker=16),
+WORLDS: Mapping[str, SimulatedWorld] = {
+    "shared cores": SimulatedWorld(cores=2, learner_s=0.15, workers=2, groups_per_worker=16, group_s=0.15 / 8),
+    "shared cores, much to roll out": SimulatedWorld(
+        cores=2, learner_s=0.15, workers=2, groups_per_worker=16, group_s=0.25 / 8
+    ),
+    "workers twice as fast": SimulatedWorld(),
+    "workers half as fast": SimulatedWorld(group_s=0.2),
+    "balanced": SimulatedWorld(group_s=0.1),
+    "long tools": SimulatedWorld(latency=partial(lognormal, 0.4), groups_per_worker=64),
+    "short tools": SimulatedWorld(latency=partial(lognormal, 0.1), groups_per_worker=64),
+    "some answers four times as long": SimulatedWorld(latency=partial(bimodal, 0.1), groups_per_worker=16),
 }
 
 
-def with_more_latency(world: World) -> World:
+def with_more_latency(world: SimulatedWorld) -> SimulatedWorld:
     return replace(world, latency=partial(lognormal, 0.4))

@@ -142,6 +142,14 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
 
 
+def test_a_server_whose_default_user_is_an_administrator_does_not_start(cluster: Cluster) -> None:
+    users = cluster.folder / "users" / "users.acl"
+    users.write_text(users.read_text().replace("user default off\n", ""))
+    with cluster.container("valkey", "StatefulSet") as valkey:
+        assert valkey.wait(30) == 1
+    assert (cluster.folder / "valkey.out").read_text() == "users.acl lacks the line: user default off\n"
+
+
 def test_the_commands_of_the_manifests_train_drain_and_resume(cluster: Cluster) -> None:
     with ExitStack() as started:
         valkey = started.enter_context(cluster.container("valkey", "StatefulSet"))

@@ -11,7 +11,7 @@ import pytest
 from async_rl.doctor.cgroup import CgroupLimits, read_limits
 from async_rl.doctor.disk import DiskFacts, judge_disk
 from async_rl.doctor.gpu import GpuFacts, judge_gpu
-from async_rl.doctor.network import Listener, NetworkFacts, judge_network
+from async_rl.doctor.network import ListenAttempt, NetworkFacts, judge_network
 from async_rl.doctor.resources import ResourceFacts, judge_resources
 from async_rl.doctor.verdict import GIB, MIB, refuse_unfit
 from async_rl.doctor.versions import VersionFacts, judge_versions
@@ -109,7 +109,7 @@ def test_way_to_redis(facts: NetworkFacts, expected: dict[str, str]) -> None:
     ],
 )
 def test_listeners(setting: str, problem: int, is_live: bool, level: str) -> None:
-    listener = Listener(setting=setting, host="10.0.0.9", port=80, problem=problem)
+    listener = ListenAttempt(setting=setting, host="10.0.0.9", port=80, problem=problem)
     *_, verdict = judge_network(NetworkFacts(address="127.0.0.1", wire_host="", listeners=(listener,), is_live=is_live))
     assert verdict.level == level
 

@@ -9,7 +9,7 @@ import pytest
 
 from learner.pace.controller import RAISED_BY, WINDOW, PaceController, PaceObservation
 from learner.simulation.model import Simulation
-from learner.simulation.world import World
+from learner.simulation.world import SimulatedWorld
 from tests.support.simulated_worlds import WORLDS, mean_age, seconds_per_step, with_more_latency
 
 STEPS, SKIPPED, SEEDS = 200, 60, (1, 2)
@@ -59,7 +59,7 @@ def test_the_pace_stays_above_the_lowest():
     assert after(0, lowest=5.0) == 5.0
 
 
-def simulated(world: World, pace: float | None = None) -> tuple[float, float]:
+def simulated(world: SimulatedWorld, pace: float | None = None) -> tuple[float, float]:
     """Seconds per step and mean age of a steady world. No group may exceed the bound."""
     took, ages = list[float](), list[float]()
     for seed in SEEDS:
@@ -119,7 +119,7 @@ def test_a_pause_that_was_foreseen_costs_little(name: str):
         "some answers four times as long": replace(WORLDS["some answers four times as long"], learner_s=0.1),
     }.items(),
 )
-def test_a_world_that_changes_has_its_pace_within_a_window(name: str, changed: World):
+def test_a_world_that_changes_has_its_pace_within_a_window(name: str, changed: SimulatedWorld):
     for seed in SEEDS:
         steps = Simulation(WORLDS[name], seed, changes={STEPS: lambda _: changed}).run(2 * STEPS)
         settled = mean(step.pace for step in steps[STEPS + 60 :])

@@ -8,13 +8,13 @@ from statistics import fmean
 import pytest
 
 from learner.simulation.model import SimulatedStep, Simulation
-from learner.simulation.world import World
+from learner.simulation.world import SimulatedWorld
 from learner.versions.push_policy import PushPolicy
 
-EVEN = World(work=lambda _: 1.0, learner_varies=0.0, push_s=0.0)
+EVEN = SimulatedWorld(work=lambda _: 1.0, learner_varies=0.0, push_s=0.0)
 
 
-def steady(world: World, pace: float | None = None) -> list[SimulatedStep]:
+def steady(world: SimulatedWorld, pace: float | None = None) -> list[SimulatedStep]:
     return Simulation(world, 1, pace).run(120)[40:]
 
 
