@@ -39,7 +39,7 @@ class ResourceFacts:
     descriptors: int | None
     """The system's limit for a process, to which ours raise themselves; None: no limit."""
     processes: int | None
-    """Of this user."""
+    """Limit of processes of this user; None: there is none."""
 
 
 def gather_resources(environ: Mapping[str, str], *, memory_needed: int) -> ResourceFacts:

@@ -23,7 +23,7 @@ class EngineMemory:
 
     weights: int
     activations: int
-    """Of one layer of one step."""
+    """Bytes of one layer of one step."""
     logits: int
     received: int
     """A second copy of the weights during a swap; 0 where it is in the host's memory."""

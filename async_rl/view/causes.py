@@ -80,11 +80,11 @@ class RunMeans:
     """What a single step says little about; None without the metrics."""
 
     reward: float | None
-    """Of the last `RECENT_STEPS` steps."""
+    """Mean of the last `RECENT_STEPS` steps."""
     tok_s: float | None
     """Trained tokens per second of training time, since the run began."""
     idle: float | None
-    """Of the steps that are known."""
+    """Mean of the steps that are known."""
     steps: int = RECENT_STEPS
 
 

@@ -17,7 +17,7 @@ from async_rl.transport.delta.parcel_delta import DeltaPiece, apply_piece, encod
 
 LEARNING_RATE = 1e-6
 STD = 0.02
-"""Of the weights."""
+"""Standard deviation of the weights."""
 
 
 def delta(machine: Machine, report: Report) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 WORKER_SECOND_S = 139e-6
-"""Of a core of Redis: heartbeats of a worker for a second."""
+"""Seconds of a core of Redis: heartbeats of a worker for a second."""
 GROUP_S = 445e-6
-"""Of a core of Redis: ticket, commit and take of a group without its payload."""
+"""Seconds of a core of Redis: ticket, commit and take of a group without its payload."""
 PUSH_S = 272e-6
-"""Of a core of Redis: a worker's messages in a push."""
+"""Seconds of a core of Redis: a worker's messages in a push."""
 LEARNER_PUSH_S = 262e-6
-"""Of the learner: a worker's messages in a push."""
+"""Seconds of the learner: a worker's messages in a push."""
 
 
 def redis_share(workers: int, *, groups_per_s: float, pushes_per_s: float) -> float:

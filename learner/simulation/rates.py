@@ -36,7 +36,7 @@ class Rates:
     playing: float = 1.0
     dropped: float = 0.0
     push_s: float = 0.0
-    """Of a push to `push_workers`."""
+    """Seconds of a push to `push_workers`."""
     push_workers: int = 1
     weight_bytes: float = 0.0
     tokens: float = 0.0

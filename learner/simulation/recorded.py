@@ -25,7 +25,7 @@ WARM_UP = 20
 FEWEST = 10
 """Steps that are needed."""
 GROUPS = 1000
-"""Of the recorded groups, the last so many are read."""
+"""Recorded groups that are read: the last ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ ALWAYS = ("blocked", "process")
 OTHERS = "other workers"
 FIRST = ("run", "learner")
 PUSHES = 10
-"""Of the window, the last ones."""
+"""Pushes that are listed: the last ones of the window."""
 SHORTEST_S = 1e-3
 
 

@@ -23,6 +23,25 @@ def test_a_folder_is_one_subject(folder: Path):
     assert len(files) <= MOST_FILES or folder.relative_to(ROOT).as_posix() in LISTS, "give some of them a folder"
 
 
+def test_a_public_class_name_stands_once():
+    found: dict[str, list[str]] = {}
+    for file in sorted(file for folder in FOLDERS for file in folder.glob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(file.relative_to(ROOT).as_posix())
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}, "it does not say whose it is"
+
+
+def test_no_text_below_a_definition_begins_with_of():
+    lines = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in sorted(file for folder in FOLDERS for file in folder.glob("*.py"))
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if line.lstrip().startswith('"""Of ')
+    ]
+    assert lines == [], "begin with a verb, or with the noun that it defines"
+
+
 TEST_FOLDERS = sorted({file.parent for file in (ROOT / "tests").rglob("*.py")})
 
 
