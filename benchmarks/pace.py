@@ -1,12 +1,16 @@
-"""Measure what `staleness.pace` costs and buys: a run at fixed paces and at `auto`, with a generous bound on age.
+"""Measure what `staleness.pace` costs and buys: runs at fixed paces, at `auto`, and one step at a time.
 
-Worlds: `demo` is the quickstart, `end_to_end` the task of end_to_end.py, `latency` the same where episodes wait for a reward.
+Worlds: `demo` is the quickstart, `end_to_end` the task of end_to_end.py. In `latency` its episodes wait for their reward, in
+`two_turns` they wait between the halves of the answer, in `bimodal` one answer in eight is four times as long.
 
-A row has medians over the seeds: seconds per step, mean age of the trained groups and its part in the queue, seconds and steps
-until the mean reward of five successive steps reaches 0.9 ("never" counts as infinite), the mean reward of the last ten steps.
+A row has medians over the seeds: seconds per step, speed relative to `full`, mean age of the trained groups and its part in the
+queue, seconds and steps until the mean reward of five successive steps reaches 0.9 ("inf": never), the mean reward of the last
+ten steps, and what holds the slots, in steps' worth of groups (pace_parts/slots.py). With --data finished runs are lines of a
+file and are not run again.
 
-    python benchmarks/pace.py --seeds 5 --paces 2 3 4 full auto --json result.json
-    python benchmarks/pace.py --world latency --seeds 5 --paces 4 6 full auto
+    python benchmarks/pace.py --seeds 5 --paces sync 2 3 4 full auto --json result.json
+    python benchmarks/pace.py --world latency --seeds 5 --paces 4 6 full auto --data runs/pace.jsonl
+    python benchmarks/pace.py --report --data runs/pace.jsonl        # run nothing: a table for every world
 """
 
 from __future__ import annotations
@@ -19,18 +23,23 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import end_to_end
-import yaml
-
-from async_rl.config import Config
+from pace_parts.slots import STATES, held_slots
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
-WORLDS = ("demo", "end_to_end", "latency")
+SYNC = "sync"
+"""The pace of a run whose groups all have age 0: it generates, then it trains."""
+DIGITS = {"latency": "WaitingDigits", "two_turns": "TwoTurnDigits", "bimodal": "UnevenDigits"}
+WAITING = ("latency", "two_turns")
+WORLDS = ("demo", "end_to_end", *DIGITS)
 TARGET, WINDOW = 0.9, 5
 WARM_UP = 20
 """Steps that do not count for speed and age: the pace is still being found."""
@@ -44,29 +53,55 @@ class Result:
     target_s: float
     target_steps: float
     reward: float
+    rolled_out: float
+    """What holds the slots: pace_parts/slots.py."""
+    ready: float
+    taken: float
+    trained: float
+    pushed: float
 
 
-def words_of(world: str, max_age: float) -> list[str]:
-    """Return what `async-rl run` is given for a world."""
-    if world == "latency":
-        config = Config.model_validate(yaml.safe_load(end_to_end.CONFIG.read_text()))
-        return ["@", str(end_to_end.CONFIG), *end_to_end.Latency(median_s=0.4, max_age=max_age).overrides(config)]
-    return ["@", str(QUICKSTART if world == "demo" else end_to_end.CONFIG), "--staleness.max_age", str(max_age)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    world: str
+    pace: str
+    seed: int
+    max_age: float
+
+    def words(self, folder: Path) -> list[str]:
+        """Return the arguments of `async-rl run`."""
+        settings = {
+            "run.folder": str(folder),
+            "run.name": "run",
+            "run.seed": str(self.seed),
+            "staleness.max_age": str(self.max_age),
+            "staleness.pace": self.pace,
+        }
+        if self.pace == SYNC:
+            settings |= {"staleness.max_age": "0", "staleness.pace": "full"}
+        if self.world in WAITING:  # enough groups may wait at the same time
+            settings["worker.groups_in_flight"] = str(round(8 * (self.max_age + 1)))
+        if self.world in DIGITS:
+            environment = f"{REPOSITORY / 'benchmarks' / 'rivals' / 'waiting_digits.py'}:{DIGITS[self.world]}"
+            settings["environments"] = json.dumps([{"type": environment}])
+        config = QUICKSTART if self.world == "demo" else end_to_end.CONFIG
+        return ["@", str(config), *(word for key, value in settings.items() for word in (f"--{key}", value))]
 
 
-def run(pace: str, seed: int, folder: Path, world: list[str]) -> Result:
-    name = f"pace-{pace.replace('.', '_')}-{seed}"
-    settings = {"run.folder": str(folder), "run.name": name, "run.seed": str(seed), "staleness.pace": pace}
-    words = [word for key, value in settings.items() for word in (f"--{key}", value)]
-    command = [Path(sys.executable).with_name("async-rl"), "run", *world]
-    with (folder / f"{name}.log").open("w") as log:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, *words], env=environment, stdout=log, stderr=log, check=True)
-    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return measured([row for row in rows if "reward/mean" in row])
+def measure(run: Run) -> Result:
+    with tempfile.TemporaryDirectory(prefix="pace_") as folder:
+        log = Path(folder) / "log"
+        command = [Path(sys.executable).with_name("async-rl"), "run", *run.words(Path(folder))]
+        with log.open("w") as terminal:
+            ended = subprocess.run(command, env=end_to_end.threads_of(1), stdout=terminal, stderr=terminal)
+        if ended.returncode != 0:
+            raise SystemExit(f"pace: {run} ended with exit code {ended.returncode}:\n{log.read_text()[-2000:]}")
+        rows = end_to_end.complete_rows(Path(folder) / "run" / "metrics.jsonl")
+        slots = held_slots(Path(folder) / "run", since_step=WARM_UP)
+    return result_of([row for row in rows if "reward/mean" in row], slots)
 
 
-def measured(steps: list[dict[str, float]]) -> Result:
+def result_of(steps: list[dict[str, float]], slots: Mapping[str, float]) -> Result:
     settled, rewards = steps[WARM_UP:], [step["reward/mean"] for step in steps]
     reached = (last for last in range(WINDOW, len(steps) + 1) if mean(rewards[last - WINDOW : last]) >= TARGET)
     target = next(reached, None)
@@ -77,35 +112,88 @@ def measured(steps: list[dict[str, float]]) -> Result:
         target_s=steps[target - 1]["progress/wall_s"] if target else math.inf,
         target_steps=target or math.inf,
         reward=mean(rewards[-10:]),
+        **slots,
     )
+
+
+def asked(world: str, paces: Sequence[str], seeds: int, max_age: float) -> list[Run]:
+    """Return a run at each pace per seed, in turn, so that a change in the machine's load affects all paces."""
+    return [Run(world=world, pace=pace, seed=seed, max_age=max_age) for seed in range(1, seeds + 1) for pace in paces]
+
+
+def collect(runs: Iterable[Run], data: Path) -> None:
+    """Run what `data` does not hold, and append a line for each."""
+    done = read(data)
+    for run in runs:
+        if run in done:
+            continue
+        load = os.getloadavg()[0]
+        result = measure(run)
+        line: dict[str, Any] = asdict(run) | asdict(result) | {"date": f"{datetime.now(UTC):%Y-%m-%d}", "load": round(load, 1)}
+        with data.open("a") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        print(f"{run.world}  seed {run.seed}  pace {run.pace:>5}  {result}", file=sys.stderr, flush=True)
+
+
+def read(data: Path) -> dict[Run, Result]:
+    lines = [json.loads(line) for line in data.read_text().splitlines()] if data.exists() else []
+    return {
+        Run(**{name: line[name] for name in Run.__dataclass_fields__}): Result(
+            **{name: line[name] for name in Result.__dataclass_fields__}
+        )
+        for line in lines
+    }
+
+
+def medians(results: Sequence[Result]) -> dict[str, float]:
+    return {name: median(asdict(result)[name] for result in results) for name in Result.__dataclass_fields__}
+
+
+def print_table(found: Mapping[str, Sequence[Result]]) -> dict[str, float]:
+    """Print a row for every pace and return the medians by field."""
+    columns = {pace: medians(results) for pace, results in found.items()}
+    full_s = columns.get("full", {}).get("step_s", math.nan)
+    print(
+        "| pace | runs | s a step | speed / full | mean age | in queue | s to 0.9 | steps | last reward | slots: "
+        + ", ".join(STATES)
+        + " |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for pace, column in columns.items():
+        print(
+            f"| {pace} | {len(found[pace])} | {column['step_s']:.3f} | {full_s / column['step_s']:.2f} "
+            f"| {column['age']:.2f} | {column['age_in_queue']:.2f} "
+            f"| {column['target_s']:.1f} | {column['target_steps']:.0f} | {column['reward']:.3f} "
+            f"| {', '.join(f'{column[state]:.1f}' for state in STATES)} |"
+        )
+    return {f"pace_{pace}_{field}": value for pace, column in columns.items() for field, value in column.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=WORLDS, default="demo", help="what is trained (default: demo)")
     parser.add_argument("--seeds", type=int, default=1, help="runs at each pace; medians are reported (default: 1)")
-    parser.add_argument("--paces", nargs="+", default=["2", "3", "4", "full", "auto"])
+    parser.add_argument("--paces", nargs="+", default=["2", "3", "4", "full", "auto"], help="numbers, full, auto, sync")
     parser.add_argument("--max-age", type=float, default=8, help="the bound (default: 8)")
+    parser.add_argument("--data", type=Path, help="a file with a line per finished run (default: nothing is kept)")
+    parser.add_argument("--report", action="store_true", help="run nothing: print the tables of what is there")
     parser.add_argument("--json", type=Path, help="also write the medians there")
-    parser.add_argument("--with", dest="overrides", nargs="*", default=[], help="further --KEY VALUE words for the runs")
     args = parser.parse_args()
-    found: dict[str, list[Result]] = defaultdict(list)
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(1, args.seeds + 1):
-            for pace in args.paces:
-                found[pace].append(run(pace, seed, Path(folder), [*words_of(args.world, args.max_age), *args.overrides]))
-                print(f"seed {seed}  pace {pace:>5}  {found[pace][-1]}", file=sys.stderr, flush=True)
-    fastest = min(median(result.step_s for result in results) for results in found.values())
-    print(f"{'pace':>5}  {'s/step':>7} {'speed':>6} {'age':>5} {'queue':>6} {'s to 0.9':>9} {'steps':>6} {'reward':>7}")
+    with tempfile.TemporaryDirectory() as unkept:
+        data = args.data if args.data is not None else Path(unkept) / "runs.jsonl"
+        if not args.report:
+            collect(asked(args.world, args.paces, args.seeds, args.max_age), data)
+        found = read(data)
     figures: dict[str, float] = {"seeds": args.seeds, "max_age": args.max_age, "load_before": load}
-    for pace, results in found.items():
-        column = {name: median(asdict(result)[name] for result in results) for name in asdict(results[0])}
-        print(
-            f"{pace:>5}  {column['step_s']:7.3f} {fastest / column['step_s']:6.3f} {column['age']:5.2f} "
-            f"{column['age_in_queue']:6.2f} {column['target_s']:9.1f} {column['target_steps']:6.0f} {column['reward']:7.3f}"
-        )
-        figures |= {f"pace_{pace}_{field}": value for field, value in column.items()}
+    for world in WORLDS if args.report else [args.world]:
+        results: dict[str, list[Result]] = defaultdict(list)
+        for run, result in found.items():
+            if run.world == world and run.max_age == args.max_age and (args.report or run.pace in args.paces):
+                results[run.pace].append(result)
+        if results:
+            print(f"\n{world}, max_age {args.max_age:g}\n")
+            figures |= print_table(results)
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=1))
 

@@ -204,15 +204,17 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
             may_be_spent.set()
             stats = await buffer.stats()
             step = finished.progress.step
-            pace = await pacer.after(stats, step=step, unreleased_steps=step - publisher.released_step)
+            unreleased = step - publisher.released_step
+            pace = await pacer.after(stats, step=step, unreleased_steps=unreleased, waits=prefetcher.waits)
             record.stepped(finished, stats)
             memory = memory_metrics(ranks.device)
             heard = {**fleet.row(), **training_guard.row(), **pace, **evaluations.row(), **record.metrics, **memory}
             reporter.write(finished, stats, heard)
             await training_guard.after(finished.result, waited=finished.idle["idle/no_groups"])
 
+        prefetcher = open_prefetcher(run, ranks, fleet, reports)
         loop = Loop(
-            buffer=buffer, fence=fence, ranks=ranks, prefetcher=open_prefetcher(run, ranks, fleet, reports),
+            buffer=buffer, fence=fence, ranks=ranks, prefetcher=prefetcher,
             publisher=publisher, config=config.learner, record=journal.add,
             record_rollback=journal.add_rollback, report=report, make_room=pacer.make_room, stop=run.stop,
             on_saved=record.saved,

@@ -48,11 +48,14 @@ class Prefetcher:
         self._buffer, self._fence = buffer, fence
         self._batch, self._staleness = batch, staleness
         self._pack, self._num_workers, self._blocked_workers = pack, num_workers, blocked_workers
+        self.waits = False
+        """Whether the next groups are asked for, and not there yet."""
 
     async def fetch(self, step: int, version: int) -> StepBatch:
         """Return the step batch that trains weights `version`. Waits without a limit until there are enough groups."""
-        asked = time.monotonic()
+        asked, self.waits = time.monotonic(), True
         groups = await self._take(step, version)
+        self.waits = False
         taken_at, started = time.time(), time.monotonic()
         packed = await asyncio.to_thread(working("the packing of a batch")(self._pack), groups)
         pack_s = time.monotonic() - started

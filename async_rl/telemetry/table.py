@@ -120,6 +120,7 @@ pace/target [steps]: steps' worth of groups that may be on their way (staleness.
 pace/slots [groups]: groups that may be on their way
 pace/reserved [groups]: groups being rolled out when the step ended, from which the next pace is decided
 pace/unreleased [groups]: groups trained by then whose slots had not returned
+pace/held_back: 1 if the learner waited then although enough groups were ready: an unfinished one would have become too old
 pace/pause_ahead: 1 in the steps before an evaluation, in which the pace is raised
 staleness/dropped [groups]: groups dropped as too old, since the run began
 buffer/depth [groups]: groups ready for their first use

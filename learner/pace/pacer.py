@@ -25,15 +25,16 @@ class Pacer:
         """Begin with the lowest pace: the first steps show how much more is needed."""
         await self._apply()
 
-    async def after(self, stats: BufferStats, *, step: int, unreleased_steps: int) -> Mapping[str, float]:
+    async def after(self, stats: BufferStats, *, step: int, unreleased_steps: int, waits: bool) -> Mapping[str, float]:
         """Decide anew after `step`. Returns the slots until then and the inputs of the decision, from which it can be replayed.
 
-        `unreleased_steps`: those trained whose slots have not returned.
+        `unreleased_steps`: those trained whose slots have not returned. `waits`: the next batch could not be taken yet.
         """
         groups_per_step = self._controller.groups_per_step
         seen = PaceObservation(
             reserved=stats.reserved,
             unreleased=unreleased_steps * groups_per_step,
+            held_back=waits and stats.ready + stats.again >= groups_per_step,
             pause_ahead=self._is_evaluation_ahead(step),
         )
         self._controller = self._controller.after(seen)
@@ -43,6 +44,7 @@ class Pacer:
             "pace/slots": float(stats.slots),
             "pace/reserved": float(seen.reserved),
             "pace/unreleased": float(seen.unreleased),
+            "pace/held_back": float(seen.held_back),
             "pace/pause_ahead": float(seen.pause_ahead),
         }
 

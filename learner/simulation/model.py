@@ -198,7 +198,12 @@ class Simulation:
         trained, self._training = self._training, []
         left = -(len(self.steps) + 1) % self.evaluated_every if self.evaluated_every and self.foresees else 0
         unreleased = sum(groups for _, groups in self._trained)
-        seen = PaceObservation(reserved=len(self._reserved), unreleased=unreleased, pause_ahead=1 <= left <= STEPS_BEFORE_PAUSE)
+        seen = PaceObservation(
+            reserved=len(self._reserved),
+            unreleased=unreleased,
+            held_back=not self._prefetched and self._num_ready >= self.world.groups_per_step,
+            pause_ahead=1 <= left <= STEPS_BEFORE_PAUSE,
+        )
         self._controller = self._controller.after(seen)
         self._note_step(trained)
         self._slots = self._slots_at(self._controller.pace)

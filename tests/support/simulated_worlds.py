@@ -1,4 +1,7 @@
-"""Worlds for the learner's simulation: shared cores, slow tools, answers of two lengths."""
+"""Worlds for the learner's simulation: shared cores, slow tools, answers of two lengths.
+
+python -m tests.support.simulated_worlds      # the table of docs/decisions/pace.md, two minutes
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from random import Random
 from statistics import mean
 
-from learner.simulation.model import SimulatedStep
+from learner.simulation.model import SimulatedStep, Simulation
 from learner.simulation.world import SimulatedWorld
 
 
@@ -47,3 +51,41 @@ WORLDS: Mapping[str, SimulatedWorld] = {
 
 def with_more_latency(world: SimulatedWorld) -> SimulatedWorld:
     return replace(world, latency=partial(lognormal, 0.4))
+
+
+FULL = 99.0
+SEEDS, STEPS, SKIPPED = (1, 2, 3), 300, 60
+
+
+def figures(
+    world: SimulatedWorld, pace: float | None = None, *, seeds: Iterable[int] = SEEDS, steps: int = STEPS
+) -> tuple[float, float]:
+    """Return seconds per step and mean age of a steady world, in which no group may exceed the bound.
+
+    `pace` None: the controller decides.
+    """
+    runs = [Simulation(world, seed, pace).run(steps)[SKIPPED:] for seed in seeds]
+    assert max(max(step.ages) for run in runs for step in run) <= world.max_age
+    return mean(map(seconds_per_step, runs)), mean(map(mean_age, runs))
+
+
+def smallest_pace(world: SimulatedWorld, enough_s: float) -> tuple[float, float, float]:
+    """Return the smallest fixed pace at which a step takes no longer than that, with seconds per step and mean age."""
+    for pace in count(2.0, 0.5):
+        took_s, age = figures(world, pace)
+        if took_s <= enough_s:
+            return pace, took_s, age
+    raise AssertionError
+
+
+def main() -> None:
+    print("| world | full slots | smallest fixed pace with 0.97 | auto |\n|---|---|---|---|")
+    for name, world in WORLDS.items():
+        (full_s, full_age), (auto_s, auto_age) = figures(world, FULL), figures(world)
+        pace, fixed_s, fixed_age = smallest_pace(world, full_s / 0.97)
+        fixed = f"{pace:g}: {full_s / fixed_s:.2f} / {fixed_age:.1f}"
+        print(f"| {name} | 1 / {full_age:.1f} | {fixed} | {full_s / auto_s:.2f} / {auto_age:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -69,6 +69,7 @@ def test_every_decision_about_the_pace_can_be_replayed(run: tuple[Config, Rows])
             PaceObservation(
                 reserved=int(row["pace/reserved"]),
                 unreleased=int(row["pace/unreleased"]),
+                held_back=bool(row["pace/held_back"]),
                 pause_ahead=bool(row["pace/pause_ahead"]),
             )
         )
