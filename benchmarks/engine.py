@@ -4,6 +4,7 @@ Both have their turn in every round. The engine also returns log-probabilities a
 
     python benchmarks/engine.py --rounds 9 --json result.json
     python benchmarks/engine.py --host            # the host's time of a step instead
+    python benchmarks/engine.py --operators       # the operators of a step instead
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import yaml
 from engine_parts.host_time import host_time
+from engine_parts.operators import decode, operator_times, print_times
 from torch import Tensor
 
 from async_rl.config import Config
@@ -37,6 +39,7 @@ from async_rl.protocols import GenerationArgs
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion
 from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.engine_core import EngineCore
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -136,14 +139,19 @@ async def generate(engine: MegatronEngine, prompts: Tensor, answer_tokens: int) 
     return await asyncio.gather(*(engine.generate(prompt, args) for prompt in prompts.tolist()))
 
 
-async def compare(config: Config, load: EngineLoad, rounds: int) -> Result:
-    load_before = os.getloadavg()[0]
+def model_of(config: Config) -> tuple[ModelShape, Endless, dict[str, Tensor]]:
+    """Return the configuration's model with a tokenizer whose generations do not end, and random weights."""
     assert isinstance(config.tokenizer, CharacterTokenizer), "this benchmark's prompts are characters"
     tokenizer = Endless(config.tokenizer.alphabet)
     shape = model_shape(config.model, tokenizer.vocab_size)
     parallel.initialize(device=CPU)
     model = build_model(shape, device=CPU, dtype=torch.float32, seed=1)
-    weights = {name: parameter.detach() for name, parameter in local_parameters(model).items()}
+    return shape, tokenizer, {name: parameter.detach() for name, parameter in local_parameters(model).items()}
+
+
+async def compare(config: Config, load: EngineLoad, rounds: int) -> Result:
+    load_before = os.getloadavg()[0]
+    shape, tokenizer, weights = model_of(config)
     rival = HuggingFace(shape, weights)
     prompts, found = torch.empty(0), list[Completion]()
     ours_s, theirs_s = list[float](), list[float]()
@@ -197,6 +205,22 @@ def measure_host(path: Path | None) -> None:
         path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
+def compare_operators(config: Config, load: EngineLoad, path: Path | None) -> None:
+    shape, tokenizer, weights = model_of(config)
+    core = EngineCore(
+        shape=shape, tokenizer=tokenizer, worker=config.worker, device=CPU, dtype=torch.float32, seed=7, layer_spec="local"
+    )
+    core.swap(0, weights)
+    rival, prompts = HuggingFace(shape, weights), load.prompts(shape.vocab_size, 0)
+    ours = operator_times(lambda: decode(core, prompts.tolist(), load.answer_tokens), load.answer_tokens)
+    theirs = operator_times(lambda: rival.generate(prompts, load.answer_tokens), load.answer_tokens)
+    print_times(ours, theirs)
+    if path:
+        named = {"engine": ours, "generate": theirs}
+        figures = {f"{side}_{kind}_ms": took for side, column in named.items() for kind, took in column.items()}
+        path.write_text(json.dumps({name.replace(" ", "_"): took for name, took in figures.items()}, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs" / "quickstart.yaml", help="whose model to use")
@@ -206,6 +230,9 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1, help="of both sides; small matrices gain nothing from more")
     parser.add_argument("--host", action="store_true", help="measure the thread CPU time of a step outside the layers instead")
+    parser.add_argument(
+        "--operators", action="store_true", help="measure which operators a step of either side spends its time in"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -214,6 +241,9 @@ def main() -> None:
         return
     config = Config.model_validate(yaml.safe_load(args.config.read_text()))
     load = EngineLoad(batch=args.batch, prompt_tokens=args.prompt_tokens, answer_tokens=args.answer_tokens)
+    if args.operators:
+        compare_operators(config, load, args.json)
+        return
     result = asyncio.run(compare(config, load, args.rounds))
     print(f"engine                 {result.tokens_per_s:9.0f} tokens/s   {result.ms_per_step:6.2f} ms per step")
     print(f"Hugging Face generate  {result.hf_tokens_per_s:9.0f} tokens/s   {result.hf_ms_per_step:6.2f} ms per step")

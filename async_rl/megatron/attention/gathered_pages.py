@@ -30,7 +30,8 @@ def gathered_attention(
     is_decode_only: bool,
 ) -> Tensor:
     """As paged_kernels.paged_attention, except that decoding requests without keys get some finite numbers."""
-    return _plan_of_step(block_table, lengths, starts, longest, k.shape[1], is_decode_only, window).attend(q, k, v, scale)
+    pages = _Pages(block_table, size=k.shape[1], heads=k.shape[2])
+    return _plan_of_step(pages, lengths, starts, longest, is_decode_only, window).attend(q, k, v, scale)
 
 
 def keep_cudnn_out(device: torch.device) -> None:
@@ -42,13 +43,31 @@ def keep_cudnn_out(device: torch.device) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pages:
+    """The cache's pages of a step's requests."""
+
+    table: Tensor
+    size: int
+    heads: int
+
+    def rows(self, position: Tensor, requests: Tensor | slice = slice(None)) -> Tensor:
+        """Rows of the flattened cache, [requests, heads, positions]; a row is what one head has of one position.
+
+        Head by head, so that a head's keys lie together: attention over keys that lie apart takes twice as long.
+        """
+        table = self.table[requests, : -(-len(position) // self.size)].clamp(min=0).long()
+        tokens = table[:, position // self.size] * self.size + position % self.size
+        return tokens[:, None] * self.heads + torch.arange(self.heads, device=tokens.device)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """Requests that are computed together."""
 
     queries: Tensor
     """Rows of q, [requests, queries each]; shorter requests are padded with their first row."""
     keys: Tensor
-    """Rows of the flattened pages, [requests, longest]."""
+    """Rows of the flattened cache, [requests, heads, longest]."""
     mask: Tensor
     """[requests, 1, queries each (or 1), longest]"""
     is_real: Tensor | None
@@ -75,7 +94,7 @@ class _Decoding:
     """A step in which all requests have one query, so that no gather of queries is needed."""
 
     keys: Tensor
-    """Rows of the flattened pages, [requests, longest]."""
+    """Rows of the flattened cache, [requests, heads, longest]."""
     mask: Tensor
     """[requests, 1, 1, longest]"""
 
@@ -103,30 +122,29 @@ class _Plan:
 
 def _gathered(pool: Tensor, rows: Tensor) -> Tensor:
     """[requests, heads, longest, dim]"""
-    groups, dim = pool.shape[-2:]
-    picked = pool.view(-1, groups * dim).index_select(0, rows.view(-1))
-    return picked.view(*rows.shape, groups, dim).transpose(1, 2)
+    dim = pool.shape[-1]
+    return pool.view(-1, dim).index_select(0, rows.view(-1)).view(*rows.shape, dim)
 
 
 def _plan_of_step(
-    block_table: Tensor, lengths: Tensor, starts: Tensor, longest: int, page: int, is_decode_only: bool, window: int | None
+    pages: _Pages, lengths: Tensor, starts: Tensor, longest: int, is_decode_only: bool, window: int | None
 ) -> _Plan | _Decoding:
     """Make the plan, or get it from the step's block table, a tensor object that only the layers of one step share."""
-    plans: dict[int | None, _Plan | _Decoding] | None = getattr(block_table, "async_rl_plans", None)
+    plans: dict[int | None, _Plan | _Decoding] | None = getattr(pages.table, "async_rl_plans", None)
     if plans is None:
-        plans = block_table.async_rl_plans = {}  # pyright: ignore[reportAttributeAccessIssue]
+        plans = pages.table.async_rl_plans = {}  # pyright: ignore[reportAttributeAccessIssue]
     if window not in plans:
         if is_decode_only:
-            plans[window] = _decoding(block_table, lengths, longest, page, window)
+            plans[window] = _decoding(pages, lengths, longest, window)
         else:
-            plans[window] = _make_plan(block_table, lengths, starts, page, window)
+            plans[window] = _make_plan(pages, lengths, starts, window)
     return plans[window]
 
 
-def _decoding(block_table: Tensor, lengths: Tensor, longest: int, page: int, window: int | None) -> _Decoding:
-    position = torch.arange(longest, device=block_table.device)
+def _decoding(pages: _Pages, lengths: Tensor, longest: int, window: int | None) -> _Decoding:
+    position = torch.arange(longest, device=lengths.device)
     last = (lengths - 1).clamp_(min=0)[:, None]  # a row of padding has no keys, and reads one of another request
-    return _Decoding(keys=_rows(block_table, position, page), mask=_seen(position, last, window)[:, None, None])
+    return _Decoding(keys=pages.rows(position), mask=_seen(position, last, window)[:, None, None])
 
 
 def _seen(position: Tensor, last: Tensor, window: int | None) -> Tensor:
@@ -134,13 +152,7 @@ def _seen(position: Tensor, last: Tensor, window: int | None) -> Tensor:
     return position <= last if window is None else (position <= last) & (position > last - window)
 
 
-def _rows(block_table: Tensor, position: Tensor, page: int) -> Tensor:
-    """Row indexes of positions in the flattened pages."""
-    pages = block_table[:, : -(-len(position) // page)].clamp(min=0).long()
-    return pages[:, position // page] * page + position % page
-
-
-def _make_plan(block_table: Tensor, lengths: Tensor, starts: Tensor, page: int, window: int | None) -> _Plan:
+def _make_plan(pages: _Pages, lengths: Tensor, starts: Tensor, window: int | None) -> _Plan:
     bounds = starts.tolist()
     counts = [stop - start for start, stop in pairwise(bounds)]
     work = [
@@ -151,7 +163,7 @@ def _make_plan(block_table: Tensor, lengths: Tensor, starts: Tensor, page: int, 
     decoding = [item for item in work if item[2] == 1]
     prompts = [item for item in work if item[2] > 1]
     batches = [decoding, *_batches_of_prompts(prompts)]
-    return _Plan(tuple(_make_part(batch, block_table, page, window) for batch in batches if batch))
+    return _Plan(tuple(_make_part(batch, pages, window) for batch in batches if batch))
 
 
 _Work = tuple[int, int, int, int]
@@ -170,8 +182,8 @@ def _batches_of_prompts(prompts: list[_Work]) -> list[list[_Work]]:
     return batches
 
 
-def _make_part(work: list[_Work], block_table: Tensor, page: int, window: int | None) -> _Part:
-    device = block_table.device
+def _make_part(work: list[_Work], pages: _Pages, window: int | None) -> _Part:
+    device = pages.table.device
     requests, first, queries, keys = torch.tensor(work, device=device).unbind(1)
     width, longest = int(max(item[2] for item in work)), int(max(item[3] for item in work))
     offset = torch.arange(width, device=device)
@@ -184,7 +196,7 @@ def _make_part(work: list[_Work], block_table: Tensor, page: int, window: int | 
     mask = _seen(position, last_seen[:, :, None], window)
     return _Part(
         queries=rows,
-        keys=_rows(block_table[requests], position, page),
+        keys=pages.rows(position, requests),
         mask=mask[:, None],
         is_real=None if bool(is_real.all()) else is_real,
     )
