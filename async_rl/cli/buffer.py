@@ -135,7 +135,7 @@ BUFFER_VERBS = (
     _verb(
         words="users create",
         help="Create Redis users with passwords for workers, learner, operators and monitors.",
-        options=(_JSON,),
+        options=(Option(name="default-off", help="turn the default user off in the written users.acl"), _JSON),
     ),
     _verb(words="users ls", help="List the run's Redis users and their permissions.", options=(_JSON,)),
 )

@@ -79,7 +79,10 @@ class CreatedUsers:
     """Role -> user name."""
     password_files: dict[str, Path]
     acl_file: Path
-    """The same users as an `aclfile`: replicas and nodes of a Cluster do not pass users on, so each needs it."""
+    """These users, the administrator who created them and the default user, as an `aclfile`: replicas and nodes of a Cluster
+    do not pass users on, so each needs it."""
+    default_is_open: bool
+    """Whether the file leaves the default user as it is on the server, and that is an administrator without a password."""
     survives_restart: bool
     """Whether the server has saved the users to its own ACL file."""
     separates_roles: bool
@@ -87,8 +90,12 @@ class CreatedUsers:
     the run's keys."""
 
 
-async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUsers:
-    """Create the run's users with new passwords, in files of mode 0600. If they exist, their old passwords end at once."""
+async def create_users(server: Server, run: str, *, folder: Path, default_off: bool = False) -> CreatedUsers:
+    """Create the run's users with new passwords, in files of mode 0600. If they exist, their old passwords end at once.
+
+    `default_off`: the ACL file turns the default user off; else it has the default user as the server has it. That of the
+    server is not changed.
+    """
     passwords = {role: secrets.token_urlsafe(PASSWORD_BYTES) for role in ROLES}
     separates_roles = await _separates_roles(server)
     rules = {
@@ -97,11 +104,16 @@ async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUser
     }
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = {role: _write_secret(folder / f"{role}.password", f"{password}\n") for role, password in passwords.items()}
-    lines = [f"user {user_name(run, role)} {' '.join(words)}\n" for role, words in rules.items()]
+    others = await _others(server, run)
+    if default_off:
+        others["default"] = "off"
+    shown = {**others, **{user_name(run, role): " ".join(words) for role, words in rules.items()}}
+    lines = [f"user {name} {words}\n" for name, words in shown.items()]
     return CreatedUsers(
         users={role: user_name(run, role) for role in ROLES},
         password_files=files,
         acl_file=_write_secret(folder / "users.acl", "".join(lines)),
+        default_is_open={"on", "nopass", "+@all"} <= {*others["default"].split()},
         survives_restart=await _save_acl(server),
         separates_roles=separates_roles,
     )
@@ -109,9 +121,21 @@ async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUser
 
 async def list_users(server: Server, run: str) -> dict[str, str]:
     """Return name -> rules of the run's users, as the server shows them; passwords are hashed."""
-    lines = [line.decode() for line in await _acl(server, "LIST")]
     known = {user_name(run, role) for role in ROLES}
-    return {name: rules for _, name, rules in (line.split(" ", 2) for line in lines) if name in known}
+    return {name: rules for name, rules in (await _all_users(server)).items() if name in known}
+
+
+async def _all_users(server: Server) -> dict[str, str]:
+    lines = [line.decode() for line in await _acl(server, "LIST")]
+    return {name: rules for _, name, rules in (line.split(" ", 2) for line in lines)}
+
+
+async def _others(server: Server, run: str) -> dict[str, str]:
+    """Return name -> rules of the default user and of the one who asks. A file without `default` would make everyone who
+    connects an administrator, whatever `requirepass` says."""
+    asks = (await _acl(server, "WHOAMI")).decode()
+    own = {user_name(run, role) for role in ROLES}
+    return {name: rules for name, rules in (await _all_users(server)).items() if name in {"default", asks} - own}
 
 
 def user_name(run: str, role: str) -> str:

@@ -14,7 +14,9 @@ from buffer.tools.output import console, print_json, print_table
 async def create(run: OpenRun, line: CommandLine) -> None:
     if not run.config.redis.url:
         raise ConfigError("the embedded server admits you alone; users are for a server of yours (redis.url)")
-    made = await create_users(run.redis.server, run.redis.name, folder=run.config.run_folder / "users")
+    made = await create_users(
+        run.redis.server, run.redis.name, folder=run.config.run_folder / "users", default_off=line.has("default-off")
+    )
     if line.has("json"):
         paths = {role: str(path) for role, path in made.password_files.items()}
         print_json({**asdict(made), "password_files": paths, "acl_file": str(made.acl_file)})
@@ -30,6 +32,16 @@ async def create(run: OpenRun, line: CommandLine) -> None:
         )
     if not made.survives_restart:
         page.print(f"the server keeps no ACL file and forgets them when it restarts; {made.acl_file} can be its aclfile")
+    if made.default_is_open:
+        page.print(
+            "whoever reaches this server is its administrator, and that of a server that loads the file: give its default "
+            "user a password, or --default-off here"
+        )
+    if line.has("default-off"):
+        page.print(
+            f"with {made.acl_file} as its aclfile a server has no default user; where it should have an administrator, add the "
+            "line: user admin on >PASSWORD ~* &* +@all"
+        )
 
 
 async def ls(run: OpenRun, line: CommandLine) -> None:

@@ -243,9 +243,48 @@ async def test_new_passwords_end_the_old_ones_and_lie_where_only_we_can_read(peo
         await people.server("worker", password=old).ping()
 
 
-async def test_who_makes_the_users_hears_whether_roles_are_separated(people: People, server_url: str, tmp_path: Path):
+@pytest.mark.parametrize("name", servers_to_test())
+@pytest.mark.parametrize("default_off", [False, True])
+async def test_a_server_that_loads_the_acl_file_lets_in_its_administrators_and_the_runs_users(
+    name: str, default_off: bool, run_name: str, tmp_path: Path
+):
+    loaded = tmp_path / "server.acl"
+    loaded.touch()
+    with private_server(servers_to_test()[name], "--aclfile", str(loaded)) as url:
+        async with AsyncExitStack() as stack:
+
+            def server(user: str = "", password: str = "") -> Server:
+                opened = Server(url, credentials=Credentials(user=user, password=password), patience_s=5)
+                stack.push_async_callback(opened.close)
+                return opened
+
+            async def acl(on: Server, *words: str) -> None:
+                await on.ask(lambda: cast("Any", on.commands).execute_command("ACL", *words))
+
+            owner = server()
+            await acl(owner, "SETUSER", "chief", "on", ">other", "~*", "&*", "+@all")
+            await acl(owner, "SETUSER", "default", "resetpass", ">secret")
+            chief = server("chief", "other")
+            created = await create_users(chief, run_name, folder=tmp_path / "users", default_off=default_off)
+            assert not created.default_is_open
+            loaded.write_text(created.acl_file.read_text())
+            await acl(chief, "LOAD")
+
+            await acl(server("chief", "other"), "WHOAMI")
+            await server(created.users["learner"], created.password_files["learner"].read_text().strip()).ping()
+            with pytest.raises(BufferUnreachable, match="password"):
+                await server().ping()
+            if default_off:
+                with pytest.raises(BufferUnreachable, match="refuses our password"):
+                    await server("default", "secret").ping()
+            else:
+                await acl(server("default", "secret"), "WHOAMI")
+
+
+@pytest.mark.parametrize("more", [(), ("--default-off",)])
+async def test_who_makes_the_users_hears_what_is_open(people: People, server_url: str, tmp_path: Path, more: tuple[str, ...]):
     settings = ("--redis.url", server_url, "--run.name", people.run, "--run.folder", str(tmp_path))
-    words = ("users", "create", "@", "configs/quickstart.yaml", *settings)
+    words = ("users", "create", "@", "configs/quickstart.yaml", *settings, *more)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "buffer", *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -254,3 +293,6 @@ async def test_who_makes_the_users_hears_whether_roles_are_separated(people: Peo
     can_separate = "valkey_version" in facts or int(facts["redis_version"].split(".")[0]) >= 7
     assert process.returncode == 0, page
     assert ("roles are not separated" in page) == (not can_separate) == (not people.created.separates_roles)
+    written = (tmp_path / people.run / "users" / "users.acl").read_text()
+    assert ("user default off\n" in written) == ("has no default user" in page) == bool(more)
+    assert ("whoever reaches this server is its administrator" in page) == (not more)

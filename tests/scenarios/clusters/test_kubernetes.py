@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.support.certificates import make_authority, make_certificate
+from tests.support.page_commands import commands
 from tests.support.private_server import binaries, private_server
 from tests.support.repository import ROOT
 from tests.support.run_processes import ASYNC_RL, finished
@@ -29,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(SERVER is None, reason="no server here was built with TLS (Debian's redis-server is)"),
 ]
 MANIFESTS, RUN = ROOT / "deploy" / "kubernetes", "shapes"
+PAGE = "docs/launch/kubernetes.md"
 ASKED_TO_END = 75
 
 
@@ -128,15 +130,14 @@ def cluster(tmp_path: Path) -> Cluster:
         (tmp_path / name).mkdir(parents=True)
     run = (MANIFESTS / "overlays" / "cpu" / "run.yaml").read_text()
     (tmp_path / "etc" / "async-rl" / "run.yaml").write_text(run)
-    with private_server(SERVER) as url:  # as the page says: it hashes passwords, and is forgotten
-        made = finished(
-            tmp_path, "buffer", "users", "create", "@", "etc/async-rl/run.yaml", "--run.name", RUN, "--redis.url", url
-        )
+    with private_server(SERVER) as url:  # it hashes passwords, and is forgotten
+        create = commands(PAGE)[0].line.replace("run.yaml", "etc/async-rl/run.yaml").replace("unix:///tmp/redis.sock", url)
+        made = finished(tmp_path, *create.split()[1:])
         assert made.returncode == 0, made.stderr
     users = tmp_path / "runs" / RUN / "users"
     for file in users.glob("*.password"):
         (tmp_path / file.name).write_text(file.read_text())
-    (tmp_path / "users" / "users.acl").write_text((users / "users.acl").read_text() + "user default off\n")
+    (tmp_path / "users" / "users.acl").write_text((users / "users.acl").read_text())
     make_authority(tmp_path / "tls", "ca")
     make_certificate(tmp_path / "tls", "tls", names="DNS:localhost")
     return Cluster(tmp_path)
