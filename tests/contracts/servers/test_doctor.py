@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+from async_rl.board import shared_config
+from async_rl.config import Config
 from async_rl.errors import ConfigError, UnfitMachine
+from buffer import open_board, open_buffer
 from buffer.server.embedded.programs import find_binary
 from tests.support.private_server import private_server
-from tests.support.run_processes import finished, write_config
+from tests.support.run_processes import finished, read_config, write_config
 
 
 def test_a_server_that_a_run_cannot_trust_is_bad_and_a_sound_one_is_not(tmp_path: Path) -> None:
@@ -43,3 +47,29 @@ def test_without_a_configuration_it_looks_at_the_machine(tmp_path: Path) -> None
 def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
     done = finished(tmp_path, "doctor", "@", "none.yaml")
     assert (done.returncode, len(done.stderr.splitlines())) == (ConfigError.exit_code, 1)
+
+
+async def share_configuration(config: Config) -> None:
+    """As a learner does when it starts."""
+    async with open_buffer(config) as buffer, open_board(config) as board:
+        await shared_config.share(board, config, fence=await buffer.acquire("learner", config.limits))
+
+
+def test_who_would_join_a_run_hears_what_a_worker_needs(tmp_path: Path) -> None:
+    with private_server(find_binary()) as url:
+        learners = write_config(tmp_path, "fit", redis={"url": url}, worker={"gateway": {"host": "127.0.0.1"}})
+        asyncio.run(share_configuration(read_config(learners)))
+        joining = ("doctor", "--join", url)
+        done = finished(tmp_path, *joining, "--run.name", "fit", "--metrics.prometheus_port", 9400, "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        checks = {each["check"] for each in json.loads(done.stdout)["checks"]}
+        assert {"software", "port of worker.gateway", "redis persistence", "clock"} <= checks
+        assert not {"port of wire.host", "port of metrics.prometheus_port"} & checks, "the learner's, on another machine"
+
+        done = finished(tmp_path, *joining)
+        assert (done.returncode, "add its user" in done.stderr) == (ConfigError.exit_code, True)
+        done = finished(tmp_path, *joining, "--run.name", "other")
+        assert (done.returncode, "run 'other' has no configuration in this Redis" in done.stderr) == (
+            ConfigError.exit_code,
+            True,
+        )

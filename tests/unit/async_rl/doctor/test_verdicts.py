@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.config import Config
 from async_rl.doctor.cgroup import CgroupLimits, read_limits
 from async_rl.doctor.disk import DiskFacts, judge_disk
 from async_rl.doctor.gpu import GpuFacts, judge_gpu
-from async_rl.doctor.network import ListenAttempt, NetworkFacts, judge_network
+from async_rl.doctor.network import ListenAttempt, NetworkFacts, gather_network, judge_network
 from async_rl.doctor.resources import ResourceFacts, judge_resources
 from async_rl.doctor.verdict import GIB, MIB, refuse_unfit
 from async_rl.doctor.versions import VersionFacts, judge_versions
@@ -112,6 +113,16 @@ def test_listeners(setting: str, problem: int, is_live: bool, level: str) -> Non
     listener = ListenAttempt(setting=setting, host="10.0.0.9", port=80, problem=problem)
     *_, verdict = judge_network(NetworkFacts(address="127.0.0.1", wire_host="", listeners=(listener,), is_live=is_live))
     assert verdict.level == level
+
+
+def test_where_only_a_worker_runs_the_learners_addresses_are_not_tried() -> None:
+    asked = {"wire": {"host": "192.0.2.1", "insecure": True}, "metrics": {"prometheus_port": 9400}}
+    needed = {"model": {"size": {"hidden": 8, "layers": 1, "heads": 1}}, "environments": [{"type": "counting"}]}
+    config = Config.model_validate({**asked, **needed})
+    both, worker = (gather_network(config, only_worker=only, is_live=False) for only in (False, True))
+    assert [each.setting for each in both.listeners] == ["worker.gateway", "wire.host", "metrics.prometheus_port"]
+    assert [each.setting for each in worker.listeners] == ["worker.gateway"]
+    assert (both.wire_host, worker.wire_host) == ("192.0.2.1", "")
 
 
 def test_what_is_missing_is_named_and_ends_with_a_code_of_its_own() -> None:

@@ -1,0 +1,1 @@
+"""Verdicts of `async-rl doctor` about a Redis."""
