@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from async_rl.cli.grammar import CommandLine, Option, Verb
 from async_rl.cli.role_process import become
 from async_rl.config.loading import load, load_named, parse
+from async_rl.errors import ConfigError
 from async_rl.launch.commands import command, ranks_command
 from async_rl.launch.run_folder import make_run_folder
 
 if TYPE_CHECKING:
     from async_rl.config import Config
     from async_rl.config.training import AnyRun
+    from async_rl.supervision.processes.ranks import RankRange
 
 
 def run(line: CommandLine) -> int:
@@ -84,15 +86,29 @@ def made_up_name(words: Sequence[str], otherwise: str) -> str:
 
 
 def learner(line: CommandLine) -> NoReturn:
-    """Become the learner's only rank, the parent of all its ranks, or one of the ranks that another launcher starts."""
+    """Become the learner's only rank, the parent of its ranks here, or one of the ranks that another launcher starts."""
     from async_rl.cli.first_lines import first_lines
 
     config = load_named(line.config)
+    ranks = _ranks_of(config, node) if (node := line.integer("node")) is not None else None
     make_run_folder(config.run_folder)
-    is_one_of_several = "WORLD_SIZE" in os.environ
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" and not node:
         print(first_lines(config))
-    become(command("learner", line.words) if is_one_of_several else ranks_command("learner", line.words, config), config)
+    is_one_of_several = "WORLD_SIZE" in os.environ and ranks is None
+    started = command("learner", line.config) if is_one_of_several else ranks_command("learner", line.config, config, ranks)
+    become(started, config)
+
+
+def _ranks_of(config: Config, node: int) -> RankRange | None:
+    """The ranks of one of the machines among which the learner is divided. Raises ConfigError."""
+    from async_rl.launch import fleet_plan
+
+    members = fleet_plan.learner(config, has_gpus=False).members
+    if node >= len(members):
+        raise ConfigError(
+            f"--node {node}: launch.learner_nodes is {len(members)}, and its machines are numbered from 0 to {len(members) - 1}"
+        )
+    return members[node].ranks
 
 
 def worker(line: CommandLine) -> NoReturn:
@@ -115,6 +131,15 @@ VERBS = (
         help="Start the learner: all ranks that learner.parallel asks for, or the one that WORLD_SIZE and RANK name.",
         run=learner,
         config="@ FILE",
+        options=(
+            Option(
+                name="node",
+                value="N",
+                read=int,
+                least=0,
+                help="start the ranks of one machine only: the Nth, from 0, of launch.learner_nodes",
+            ),
+        ),
     ),
     Verb(
         words="worker",

@@ -235,8 +235,8 @@ class SlurmConfig(Section):
 
 
 class LaunchConfig(Section):
-    """Machines and resources of a run that `async-rl launch` places (docs/launch/ray.md, docs/launch/slurm.md). Other verbs
-    ignore it."""
+    """Machines and resources of a run that `async-rl launch` places (docs/launch/ray.md, docs/launch/slurm.md). Of other
+    verbs only `learner --node` reads it."""
 
     learner_nodes: PositiveInt = 1
     """Machines that the learner's ranks are divided over, in equal parts."""

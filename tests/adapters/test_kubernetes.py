@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from tests.support.repository import ROOT
 
 pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: make test-adapters")
 
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl renders overlays: it is not installed")
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 SECRETS = ("users.acl", "tls.crt", "tls.key", "ca.crt", "learner.password", "worker.password", "monitor.password")
 
@@ -27,9 +29,11 @@ def problems(path: Path) -> str:
     return "\n".join(lines) if lines or not said.returncode else f"code {said.returncode}"
 
 
-@pytest.mark.parametrize("name", ["valkey", "learner", "worker", "network"])
+@pytest.mark.parametrize(
+    "name", ["base/valkey", "base/learner", "base/worker", "base/network", "components/evaluator/evaluator"]
+)
 def test_a_manifest_fits_the_schemas(name: str) -> None:
-    assert problems(MANIFESTS / "base" / f"{name}.yaml") == ""
+    assert problems(MANIFESTS / f"{name}.yaml") == ""
 
 
 def test_a_wrong_manifest_does_not(tmp_path: Path) -> None:
@@ -39,22 +43,53 @@ def test_a_wrong_manifest_does_not(tmp_path: Path) -> None:
         assert problems(tmp_path / "wrong.yaml")
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl renders overlays: it is not installed")
-@pytest.mark.parametrize("overlay", ["cpu", "gpu"])
-def test_a_rendered_overlay_fits_the_schemas(overlay: str, tmp_path: Path) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "kubernetes")
-    folder = tmp_path / "kubernetes" / "overlays" / overlay
-    shutil.rmtree(folder / "secrets", ignore_errors=True)
-    (folder / "secrets").mkdir()
-    for name in SECRETS:
-        (folder / "secrets" / name).write_text("x")
-    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the manifests, whose overlays have secrets."""
+    copied = tmp_path / "kubernetes"
+    shutil.copytree(MANIFESTS, copied)
+    for overlay in (copied / "overlays").iterdir():
+        shutil.rmtree(overlay / "secrets", ignore_errors=True)
+        (overlay / "secrets").mkdir()
+        for name in SECRETS:
+            (overlay / "secrets" / name).write_text("x")
+    return copied
+
+
+def rendered(overlay: Path) -> dict[tuple[str, str], Any]:
+    """The objects of an overlay by kind and name; all of them fit the schemas."""
+    done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    (tmp_path / "all.yaml").write_text(done.stdout)
-    assert problems(tmp_path / "all.yaml") == ""
-    found = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
+    (overlay / "all.yaml").write_text(done.stdout)
+    assert problems(overlay / "all.yaml") == ""
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["cpu", "gpu"])
+def test_a_rendered_overlay_fits_the_schemas(overlay: str, folder: Path) -> None:
+    found = rendered(folder / "overlays" / overlay)
     pod = found["Deployment", "worker"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == f"async-rl:{overlay}"
     assert pod["volumes"][0]["secret"]["secretName"].startswith("worker-"), "secrets are renamed with their content"
     has_gpu = "nvidia.com/gpu" in pod["containers"][0]["resources"].get("limits", {})
     assert has_gpu == (overlay == "gpu")
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["cpu", "gpu"])
+def test_an_overlay_with_the_components_fits_them_too(overlay: str, folder: Path) -> None:
+    own = folder / "overlays" / overlay
+    with (own / "kustomization.yaml").open("a") as file:
+        file.write("components: [../../components/learner-nodes, ../../components/evaluator]\n")
+    found = rendered(own)
+    job = found["Job", "learner"]["spec"]
+    words = job["template"]["spec"]["containers"][0]["args"]
+    assert job["completions"] == job["parallelism"] == int(words[words.index("--launch.learner_nodes") + 1]) == 2
+    assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert found["PersistentVolumeClaim", "runs"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    template = found["Deployment", "evaluator"]["spec"]["template"]
+    (policy,) = (each for (kind, name), each in found.items() if (kind, name) == ("NetworkPolicy", "nobody-else"))
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert template["spec"]["containers"][0]["image"] == f"async-rl:{overlay}"
+    assert template["spec"]["volumes"][1]["secret"]["secretName"].startswith("worker-")

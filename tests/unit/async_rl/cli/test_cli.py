@@ -31,6 +31,7 @@ QUICKSTART = ("@", "configs/quickstart.yaml")
         (("run", "@", "nowhere.yaml"), "cannot read nowhere.yaml"),
         (("learner", *QUICKSTART), "run.name is not set"),
         (("buffer", "stats", *QUICKSTART, "--json"), "run.name is not set"),
+        (("learner", *QUICKSTART, "--run.name", "r", "--node", "1"), "--node 1: launch.learner_nodes is 1, and its machines"),
         (
             ("reward", "serve"),
             "no file was given; name that of a run of `async-rl train`, for example: @ runs/NAME/config.yaml",
