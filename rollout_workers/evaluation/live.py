@@ -46,7 +46,7 @@ async def take_version(
     taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
 
     async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
-        if version <= engine.version:
+        if version < engine.version:  # the same one again: the next has not been pushed yet
             raise ServiceStopped(f"version {version} is live, but {engine.version} was evaluated before: the run has gone back")
         record = next((record for record in await board.versions() if record.version == version), None)
         if record is None:
