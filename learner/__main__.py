@@ -17,6 +17,8 @@ import structlog
 
 from async_rl.board import shared_config
 from async_rl.board.fleet_requests import LEARNER, drain_on_request
+from async_rl.board.inbox import post
+from async_rl.board.machines import MACHINES, own_machine
 from async_rl.checkpoints.trained_steps import first_timeline, read_trained
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config.exposure import is_loopback
@@ -51,6 +53,7 @@ from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import configure_logs, open_sinks, read_last_row
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.sending.sender import WeightSender
+from async_rl.transport.wire.gpus import gpu_name
 from async_rl.types import Recovery
 from buffer import open_archive, open_board, open_buffer, open_group_stores
 from buffer.archive.service import archive_spent, drain_spent
@@ -120,7 +123,14 @@ async def lead(config: Config, objective: Objective, shape: ModelShape, place: R
             fences.claim(fence, owner)
             await shared_config.share(board, config, fence=fence)
             run = LearnerRun(
-                config=config, objective=objective, shape=shape, buffer=buffer, board=board, fence=fence, stop=stop
+                config=config,
+                objective=objective,
+                shape=shape,
+                buffer=buffer,
+                board=board,
+                owner=owner,
+                fence=fence,
+                stop=stop,
             )
             await run_with(
                 lambda: learn(run, place, stores),
@@ -153,6 +163,8 @@ class LearnerRun:
     shape: ModelShape
     buffer: RedisBuffer
     board: Board
+    owner: str
+    """The name by which it holds the run."""
     fence: int
     stop: asyncio.Event
     """Set by a signal: end after the current step."""
@@ -174,6 +186,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         await pacer.begin()
         progress, recovery = await resume(ranks, buffer, fence, config.run_folder, config.replay.max_uses)
         keep_pauses_short()
+        await post(board, MACHINES, own_machine(run.owner, gpu_name(ranks.device)))
         rank_sender = await ranks.open_sender()
         sender = await parts.enter_async_context(WeightSender(board, config.wire, rank_sender, ranks.device, fence=fence))
         record = RunRecorder(parts.enter_context(open_recorder(config, progress)), board)

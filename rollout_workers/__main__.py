@@ -19,6 +19,7 @@ from torch import Tensor
 
 from async_rl.board.fleet_requests import drain_on_request
 from async_rl.board.inbox import post
+from async_rl.board.machines import MACHINES, own_machine
 from async_rl.board.worker_reports import NOTES, RECORDS
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config.loading import load_named
@@ -38,7 +39,7 @@ from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.receiving.receiver import WeightReceiver
-from async_rl.transport.wire.gpus import gpu_of
+from async_rl.transport.wire.gpus import gpu_name, gpu_of
 from async_rl.transport.wire.rendezvous import WIRE_STORE
 from buffer import open_buffer_and_board, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
@@ -117,6 +118,7 @@ async def work(config: Config) -> None:
             return {**worker.counters.snapshot(), "inflight": len(worker.tickets), **engine.metrics.snapshot()}
 
         gateway.worker_counters = counters
+        await post(board, MACHINES, own_machine(name, gpu_name(engine.device)))
         connect, limit_s = partial(open_buffer_and_board, config), config.worker.stall_limit_s
         blocked = BlockedWorker(worker=name, tickets=lambda: worker.tickets, connect=connect, limit_s=limit_s, stop=stop)
         keep_pauses_short()

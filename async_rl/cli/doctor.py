@@ -15,7 +15,7 @@ def doctor(line: CommandLine) -> NoReturn:
 
 DOCTOR = Verb(
     words="doctor",
-    help="Check whether this machine, and with a configuration its Redis, are fit for a run; exits 16 if not.",
+    help="Check whether this machine, and with a configuration its Redis and fleet, are fit for a run; exits 16 if not.",
     run=doctor,
     config="[@ FILE]",
     options=(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import platform
+import re
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 
 from packaging.requirements import Requirement
 
@@ -31,6 +33,15 @@ def version_of(package: str) -> str:
 def software() -> dict[str, str]:
     """The versions that should be the same on all machines of a run."""
     return {"async_rl": __version__, "python": platform.python_version(), **{name: version_of(name) for name in COMPUTES}}
+
+
+def nvidia_driver(about: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The version of the NVIDIA driver; empty if there is none."""
+    try:
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", about.read_text())
+    except OSError:
+        return ""
+    return found[0] if found is not None else "of an unknown version"
 
 
 def own_requirements() -> list[Requirement]:

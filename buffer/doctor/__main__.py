@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from async_rl.board.machines import own_machine
 from async_rl.cli.doctor import DOCTOR
 from async_rl.cli.grammar import CommandLine, read
 from async_rl.config import Config
@@ -19,6 +20,8 @@ from async_rl.doctor.resources import gather_resources, judge_resources
 from async_rl.doctor.verdict import MIB, Verdict, as_document, ok, refuse_unfit
 from async_rl.doctor.versions import gather_versions, judge_versions
 from async_rl.errors import boundary
+from buffer.doctor.fleet_facts import gather_fleet
+from buffer.doctor.fleet_rules import judge_fleet
 from buffer.doctor.redis_facts import gather_redis
 from buffer.doctor.redis_rules import judge_redis
 from buffer.joining import joined
@@ -65,7 +68,10 @@ def _verdicts(config: Config | None, environ: Mapping[str, str], *, only_worker:
     if has_own_redis and not is_live:
         yield ok("redis", f"`async-rl run` starts a private one: {find_binary()}")
     else:
-        yield from judge_redis(asyncio.run(gather_redis(config)))
+        redis = asyncio.run(gather_redis(config))
+        yield from judge_redis(redis)
+        if not redis.problem and config.run.name:
+            yield from judge_fleet(asyncio.run(gather_fleet(config)), own_machine("doctor"))
 
 
 def _serves_itself(config: Config) -> bool:

@@ -38,6 +38,12 @@ class RedisFacts:
     """By how much this machine's clock is ahead of the server's, by the fastest reply."""
 
 
+def hurried(config: Config) -> Config:
+    """The same, with the doctor's patience."""
+    patience_s = min(config.redis.connect_timeout_s, PATIENCE_S)
+    return config.model_copy(update={"redis": config.redis.model_copy(update={"connect_timeout_s": patience_s})})
+
+
 async def gather_redis(config: Config) -> RedisFacts:
     redis, address = config.redis, parse_address(config.redis_url)
     place: dict[str, Any] = {
@@ -47,10 +53,8 @@ async def gather_redis(config: Config) -> RedisFacts:
         "tls": address.tls,
         "user": redis.user or address.user or "",
     }
-    patience_s = min(redis.connect_timeout_s, PATIENCE_S)
     try:
-        hurried = config.model_copy(update={"redis": redis.model_copy(update={"connect_timeout_s": patience_s})})
-        async with open_server(hurried) as server:
+        async with open_server(hurried(config)) as server:
             pings, ahead_s = await _time(server)
             info = await _if_allowed(server, cast("Any", server.commands).info)
             settings = await _if_allowed(server, lambda: cast("Any", server.commands).config_get("*"))

@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 
 from async_rl.board import fleet_requests, weight_requests
 from async_rl.board.evaluations import EVALUATIONS
+from async_rl.board.machines import MACHINES
 from async_rl.board.worker_reports import BLOCKED, NOTES, RECORDS
 from async_rl.errors import ConfigError
 from async_rl.telemetry import WORKER_METRICS
@@ -46,7 +47,7 @@ SCRIPTS: Final[Mapping[str, Collection[str]]] = {
 """Scripts of each role, which may write the keys that they declare. The monitor runs scripts that read only."""
 TOPICS: Final[Mapping[str, Collection[str]]] = {
     "learner": ("*",),
-    "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS, NOTES, BLOCKED, RECORDS),
+    "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS, MACHINES, NOTES, BLOCKED, RECORDS),
     "operator": (weight_requests.REQUESTS, fleet_requests.REQUESTS),
     "monitor": (),
 }

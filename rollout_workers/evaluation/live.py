@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from async_rl.board.inbox import Inbox
+from async_rl.board.inbox import Inbox, post
+from async_rl.board.machines import MACHINES, own_machine
 from async_rl.config import Config
 from async_rl.errors import ServiceStopped
 from async_rl.megatron.parallel import resolve_device, resolve_dtype
@@ -20,7 +21,7 @@ from async_rl.protocols import Board, Member
 from async_rl.supervision import run_with
 from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES
 from async_rl.transport.receiving.receiver import WeightReceiver
-from async_rl.transport.wire.gpus import gpu_of
+from async_rl.transport.wire.gpus import gpu_name, gpu_of
 from async_rl.types import VersionRecord
 from rollout_workers.inference.rollout_engine import RolloutEngine
 
@@ -39,6 +40,7 @@ async def take_version(
     member = Member(
         id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}", host=host, version=-1, device=str(device), gpu=gpu_of(device)
     )
+    await post(board, MACHINES, own_machine(member.id, gpu_name(device)))
     wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
     receiver = WeightReceiver(
         board, store, member, wanted, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder

@@ -19,6 +19,11 @@ def gpu_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
+def gpu_name(device: torch.device | str) -> str:
+    """The GPU's model; empty for a CPU."""
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else ""
+
+
 def backend_among(gpus: Sequence[str]) -> Backend:
     """The backend for ranks with these GPUs: NCCL refuses two ranks on one GPU, and ranks without a GPU."""
     return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"

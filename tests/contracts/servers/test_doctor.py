@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from pathlib import Path
 
 from async_rl.board import shared_config
+from async_rl.board.inbox import post
+from async_rl.board.machines import MACHINES, own_machine
 from async_rl.config import Config
+from async_rl.config.loading import load
 from async_rl.errors import ConfigError, UnfitMachine
+from async_rl.protocols import Member
+from async_rl.telemetry import WORKER_METRICS
 from buffer import open_board, open_buffer
+from buffer.doctor.fleet_facts import gather_fleet
 from buffer.server.embedded.programs import find_binary
 from tests.support.private_server import private_server
 from tests.support.run_processes import finished, read_config, write_config
@@ -73,3 +81,39 @@ def test_who_would_join_a_run_hears_what_a_worker_needs(tmp_path: Path) -> None:
             ConfigError.exit_code,
             True,
         )
+
+
+def test_every_role_hears_what_the_fleet_runs(tmp_path: Path) -> None:
+    with private_server(find_binary()) as url:
+        path = write_config(tmp_path, "fit", redis={"url": url}, leases={"learner_s": 600})
+        assert finished(tmp_path, "buffer", "users", "create", "@", path).returncode == 0
+        users = tmp_path / "runs" / "fit" / "users"
+
+        def words(role: str) -> list[str]:
+            return [f"@{path}", "--redis.user", f"fit-{role}", "--redis.password_file", str(users / f"{role}.password")]
+
+        asyncio.run(fleet_of_two(load(words("learner")), load(words("worker"))))
+        for role in ("learner", "worker", "operator"):
+            facts = asyncio.run(gather_fleet(load(words(role))))
+            assert [each.name for each in facts.processes] == ["the learner", "silent", "w1"], facts.problem
+        stranger = asyncio.run(gather_fleet(load([*words("monitor"), "--run.name", "other"])))
+        assert "does not let its user do this" in stranger.problem
+        done = finished(tmp_path, "doctor", *words("monitor"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok    fleet: the learner, 2 workers, on 2 machines" in done.stdout
+    assert "look  fleet: silent says nothing of its software" in done.stdout
+    assert re.search(r"look  fleet software: torch is .* for the learner, this machine, 2\.0\.0 for w1", done.stdout)
+    assert re.search(r"look  fleet clocks: w1 on far: 600\.0 s ahead of Redis — start a time service", done.stdout)
+
+
+async def fleet_of_two(learner: Config, worker: Config) -> None:
+    """What a learner, a worker with another torch and another clock, and one that says nothing leave in Redis."""
+    async with open_buffer(learner) as buffer, open_board(learner) as board:
+        await buffer.acquire("here:1", learner.limits)
+        await post(board, MACHINES, own_machine("here:1").model_copy(update={"host": "here"}))
+    async with open_board(worker) as board:
+        for name in ("w1", "silent"):
+            await board.announce(Member(id=name, host="far", version=-1, device="cpu"), 60)
+        note = own_machine("w1")
+        await post(board, MACHINES, note.model_copy(update={"software": {**note.software, "torch": "2.0.0"}, "time": 0.0}))
+        await board.post(WORKER_METRICS, {"worker": "w1", "counters": {}, "time": time.time() + 600, "boot": ""})

@@ -63,6 +63,7 @@ MAY_WRITE: dict[str, set[str]] = {
     "topic:weights-to-learner": WORKERS,
     "topic:worker-metrics": WORKERS,
     "topic:evaluations": WORKERS,
+    "topic:machines": WORKERS,
     "topic:one-that-comes-later": LEARNER,
     "store:wire:any": WORKERS,
     "store:ranks:any": LEARNER,

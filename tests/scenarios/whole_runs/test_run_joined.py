@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from async_rl import __version__
 from async_rl.errors import BufferUnreachable, ConfigError, FleetMismatch
 from buffer.server.embedded.programs import find_binary
 from tests.support.page_commands import commands
@@ -102,6 +103,11 @@ def test_workers_join_by_an_address_and_an_operator_lists_drains_and_stops_them(
         until(lambda: nodes.fleet(LS.line)[1].count(" cpu, version") == 2, "both are listed", while_alive=second)
         top, *workers = nodes.fleet(LS.line)[1].splitlines()
         assert top.startswith("learner  ")
+        third = finished(nodes.second, "doctor", *nodes.words(JOIN.line)[1:])  # a machine that might join
+        assert "ok    fleet: the learner, " in third.stdout, third.stderr
+        assert "says nothing" not in third.stdout
+        assert f"ok    fleet software: the same everywhere: async_rl {__version__}" in third.stdout
+        assert "ok    fleet clocks: at most " in third.stdout
         at_home = finished(nodes.first, "fleet", "ls", "@", "run.yaml")  # over redis.url, without an address
         assert at_home.stdout.startswith("learner  "), at_home.stderr
         (name,) = [line.split()[0] for line in workers if f"-{first.pid}-" in line]
