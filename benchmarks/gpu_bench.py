@@ -22,7 +22,9 @@ from gpu_checks.packages import missing
 from gpu_checks.runner import Check, Figure, Result, Runner, environment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DECODING, DELTAS, OVERLAP, TRAINING = (f"gpu_bench_parts.{name}" for name in ("decoding", "deltas", "overlap", "training"))
+DECODING, DELTAS, HOST_PATH, OVERLAP, TRAINING = (
+    f"gpu_bench_parts.{name}" for name in ("decoding", "deltas", "host_path", "overlap", "training")
+)
 TWICE = "a model that a dry run has measured in another size"
 MEASUREMENTS = (
     Check(name="environment", module="gpu_checks.machine_checks", limit_s=90),
@@ -34,6 +36,7 @@ MEASUREMENTS = (
     Check(name="swap", module=DECODING, limit_s=90),
     Check(name="gap", module=DECODING, limit_s=90),
     Check(name="delta", module=DELTAS, limit_s=120),
+    Check(name="host path", module=HOST_PATH, limit_s=180),
     Check(name="overlap", module=OVERLAP, limit_s=420),
     *(
         Check(name=f"train {size} {recompute}", module=TRAINING, limit_s=200, gpu_only=TWICE)
@@ -77,6 +80,8 @@ GOALS = (
         figure="overlap.synchronous_over_asynchronous",
         wanted=1.25,
     ),
+    Goal(what="host path: share of training without a kernel", figure="host_path.gpu_idle", wanted=0.02, is_at_most=True),
+    Goal(what="host path: reading and packing hidden behind training", figure="host_path.hidden", wanted=0.95),
     Goal(
         what="log-probabilities of engine and learner, mean difference in nats", figure="gap.mean", wanted=1e-3, is_at_most=True
     ),

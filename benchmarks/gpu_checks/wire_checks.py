@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from threading import Event
 from typing import Any
@@ -17,6 +17,7 @@ from weights_parts.learner import learner
 from weights_parts.pipe_board import PipeBoard
 
 from async_rl.config import WireConfig
+from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.messages import TO_LEARNER
@@ -56,15 +57,8 @@ def _push_to_process(machine: Machine, report: Report, *, is_shared: bool) -> No
     mib = 512 if machine.is_gpu else 16
     wire = WireConfig(shared_memory=is_shared, deltas="off", bucket_mb=64.0 if machine.is_gpu else 1.0)
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_worker, args=(theirs, str(machine.device), mib, wire), daemon=True
-    )
-    process.start()
-    try:
+    with receiving(theirs, machine.device, specs_of(tensors(machine.device, mib, 0)), wire):
         asyncio.run(_push(machine, report, ours, mib, wire))
-    finally:
-        process.kill()
-        process.join()
 
 
 def cuda_ipc(machine: Machine, report: Report) -> None:
@@ -97,12 +91,24 @@ def _open_memory(pipe: Connection, device_name: str) -> None:
     pipe.send({"open_ms": open_ms, "sum": float(opened.view(torch.int32).sum().item())})
 
 
-def _worker(pipe: Connection, device_name: str, mib: int, wire: WireConfig) -> None:
+@contextmanager
+def receiving(pipe: Connection, device: torch.device, specs: Sequence[ParameterSpec], wire: WireConfig) -> Iterator[None]:
+    """Run a process that receives what is pushed over the pipe's board, and says of each version what it serves."""
+    process = multiprocessing.get_context("spawn").Process(target=_worker, args=(pipe, str(device), specs, wire), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _worker(pipe: Connection, device_name: str, specs: Sequence[ParameterSpec], wire: WireConfig) -> None:
     torch.set_num_threads(1)
-    asyncio.run(_receive(pipe, torch.device(device_name), mib, wire))
+    asyncio.run(_receive(pipe, torch.device(device_name), specs, wire))
 
 
-async def _receive(pipe: Connection, device: torch.device, mib: int, wire: WireConfig) -> None:
+async def _receive(pipe: Connection, device: torch.device, specs: Sequence[ParameterSpec], wire: WireConfig) -> None:
     board = PipeBoard(pipe)
     member = Member(id="worker", host="localhost", version=-1, device=str(device), gpu=gpu_of(device))
 
@@ -113,8 +119,7 @@ async def _receive(pipe: Connection, device: torch.device, mib: int, wire: WireC
 
     async with asyncio.TaskGroup() as services:
         services.create_task(board.listen())
-        store, specs = await board.store(), specs_of(tensors(device, mib, 0))
-        await WeightReceiver(board, store, member, specs, wire, lease_s=60).run(swap)
+        await WeightReceiver(board, await board.store(), member, specs, wire, lease_s=60).run(swap)
 
 
 async def _push(machine: Machine, report: Report, pipe: Connection, mib: int, wire: WireConfig) -> None:

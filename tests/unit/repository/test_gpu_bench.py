@@ -59,10 +59,25 @@ def test_every_measurement_and_every_figure_of_a_goal_exists(gpu_bench: ModuleTy
         assert check.name in module.CHECKS
 
 
+def test_the_idle_share_is_of_the_stream_that_computes_and_copies_from_the_host_are_no_work(gpu_bench: ModuleType) -> None:
+    host_path = importlib.import_module("gpu_bench_parts.host_path")
+    trace = [
+        (7, "gemm", 0.0, 4.0),
+        (7, "overlapping", 3.0, 5.0),
+        (7, "Memcpy HtoD (Pageable -> Device)", 5.0, 6.0),
+        (7, "gemm", 6.0, 10.0),
+        (9, "Memcpy DtoD (Device -> Device)", 0.0, 3.0),  # transport, which hides no gap of training
+        (9, "Memcpy DtoH (Device -> Pinned)", 3.0, 10.0),
+    ]
+    assert host_path.idle_share(host_path.Busy(*each) for each in trace) == pytest.approx(0.1)
+
+
 @pytest.mark.slow
 def test_a_dry_run_makes_all_measurements(tmp_path: Path) -> None:
     command = [sys.executable, BENCHMARKS / "gpu_bench.py", "--device", "cpu", "--to", tmp_path]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (written,) = tmp_path.glob("*-dry-run-on-a-cpu.md")
-    assert "| tokens/s of uneven lengths over equal ones | not measured |" not in written.read_text()
+    text = written.read_text()
+    assert "| tokens/s of uneven lengths over equal ones | not measured |" not in text
+    assert "| host path: reading and packing hidden behind training | not measured |" not in text
