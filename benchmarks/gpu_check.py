@@ -22,8 +22,8 @@ from gpu_checks.runner import Check, Figure, Result, Runner, environment
 BUDGET_S = 470.0
 """Time for all checks together; those that have not begun by then are skipped."""
 
-ENGINE, GRAPHS, KERNELS, LEARNER, MODEL, SHARING, WIRE = (
-    f"gpu_checks.{name}_checks" for name in ("engine", "graph", "kernel", "learner", "model", "sharing", "wire")
+ENGINE, GRAPHS, KERNELS, LEARNER, MODEL, OPTIMIZER, SHARING, WIRE = (
+    f"gpu_checks.{name}_checks" for name in ("engine", "graph", "kernel", "learner", "model", "optimizer", "sharing", "wire")
 )
 CHECKS = (
     Check(name="environment", module="gpu_checks.machine_checks", limit_s=90),
@@ -39,12 +39,15 @@ CHECKS = (
     Check(name="graphs", module=GRAPHS, limit_s=90),
     Check(name="decode 0.6B", module=ENGINE, limit_s=120, gpu_only="a model of 0.6 B parameters"),
     Check(name="learn 0.6B", module=LEARNER, limit_s=120, gpu_only="training 0.6 B parameters"),
+    Check(name="optimizer", module=OPTIMIZER, limit_s=60),
+    Check(name="experts", module=MODEL, limit_s=60),
     Check(name="push in place", module=WIRE, limit_s=90),
     Check(name="push gloo", module=WIRE, limit_s=90),
     Check(name="rebuild", module=WIRE, limit_s=60),
     Check(name="swap", module=ENGINE, limit_s=90),
     Check(name="run", module="gpu_checks.run_checks", limit_s=150),
     Check(name="auto cache", module=SHARING, limit_s=90),
+    Check(name="offload", module=OPTIMIZER, limit_s=60),
     Check(name="mps", module=SHARING, limit_s=120, gpu_only="MPS"),
     Check(name="checkpoint", module=LEARNER, limit_s=60),
     Check(name="kv cache", module=ENGINE, limit_s=90),
