@@ -46,6 +46,7 @@ from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.open_engine import open_engine
+from rollout_workers.inference.rollout_engine import fetched_to
 from rollout_workers.limits.concurrency import load_of
 from rollout_workers.policies import open_policies
 from rollout_workers.worker import Worker
@@ -106,7 +107,9 @@ async def work(config: Config) -> None:
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
         store, lease_s, snapshots = stores.open(WIRE_STORE), config.leases.member_s, config.snapshot_folder
         wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
-        receiver = WeightReceiver(board, store, member, wanted, config.wire, lease_s=lease_s, snapshots=snapshots)
+        receiver = WeightReceiver(
+            board, store, member, wanted, config.wire, lease_s=lease_s, snapshots=snapshots, fetched_to=fetched_to(engine)
+        )
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
             began = time.monotonic()

@@ -66,7 +66,9 @@ def _problems(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> Iterator[str]:
 def with_cache(plan: MemoryPlan, gpus: Gpus, share: float) -> MemoryPlan:
     """Return the plan with the cache that `kv_cache_gb: auto` makes on these GPUs. Raises ConfigError if it is too small."""
     assert plan.engine is not None
-    size = auto_cache_on_gpu(plan.engine, share=share, total=int(gpus.gb * 2**30))
+    is_shared = gpus.count == plan.learner_gpus == 1  # an engine then keeps no room for weights that it reads in place
+    engine = replace(plan.engine, received=0) if is_shared else plan.engine
+    size = auto_cache_on_gpu(engine, share=share, total=int(gpus.gb * 2**30))
     parts = tuple(Part(name=CACHE, bytes=size) if part.name == AUTO_CACHE else part for part in plan.worker)
     return replace(plan, worker=parts)
 

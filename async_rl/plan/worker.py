@@ -26,7 +26,7 @@ class EngineMemory:
     """Bytes of one layer of one step."""
     logits: int
     received: int
-    """A second copy of the weights during a swap; 0 where it is in the host's memory."""
+    """A second copy of the weights during a swap; 0 where they are read in place, or in the host's memory."""
     sequence: int
     """The smallest KV cache: one sequence of the model's positions."""
 
@@ -35,8 +35,12 @@ class EngineMemory:
         return self.activations + self.logits + self.received
 
 
-def engine_memory(shape: ModelShape, worker: WorkerConfig, *, element: int, running: int, on_cpu: bool) -> EngineMemory:
-    """`element`: bytes of a weight; `running`: generations that are decoded at once, at most worker.max_running."""
+def engine_memory(
+    shape: ModelShape, worker: WorkerConfig, *, element: int, running: int, on_cpu: bool, in_place: bool = False
+) -> EngineMemory:
+    """`element`: bytes of a weight; `running`: generations that are decoded at once, at most worker.max_running; `in_place`:
+    whether new weights are read where a learner on the same GPU packed them.
+    """
     weights = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
@@ -47,7 +51,7 @@ def engine_memory(shape: ModelShape, worker: WorkerConfig, *, element: int, runn
         weights=round(element * weights),
         activations=round(tokens * element * (2 * shape.hidden + widest)),
         logits=round(running * shape.vocab_size * (element + 4 * FLOAT)),
-        received=0 if on_cpu or worker.engines * worker.tensor > 1 else round(element * weights),
+        received=0 if on_cpu or in_place or worker.engines * worker.tensor > 1 else round(element * weights),
         sequence=blocks * worker.kv_block_tokens * token_bytes(shape, worker, element),
     )
 

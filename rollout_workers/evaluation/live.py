@@ -23,7 +23,7 @@ from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.gpus import gpu_name, gpu_of
 from async_rl.types import VersionRecord
-from rollout_workers.inference.rollout_engine import RolloutEngine
+from rollout_workers.inference.rollout_engine import RolloutEngine, fetched_to
 
 
 async def take_version(
@@ -43,7 +43,14 @@ async def take_version(
     await post(board, MACHINES, own_machine(member.id, gpu_name(device)))
     wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
     receiver = WeightReceiver(
-        board, store, member, wanted, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder
+        board,
+        store,
+        member,
+        wanted,
+        config.wire,
+        lease_s=config.leases.member_s,
+        snapshots=config.snapshot_folder,
+        fetched_to=fetched_to(engine),
     )
     taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
 

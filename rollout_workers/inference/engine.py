@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
-from async_rl.megatron import parallel
+from async_rl.megatron import host, parallel
 from async_rl.megatron.model import LayerSpec
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Tokenizer
@@ -32,12 +32,14 @@ class MegatronEngine(SteppedEngine):
         seed: int,
         dtype: torch.dtype | None = None,
         layer_spec: LayerSpec = "local",
+        in_place: bool = False,
         core: Callable[..., EngineCore] = EngineCore,
     ) -> None:
         """`sampling` holds the run's defaults; `seed` should differ between workers, or they sample alike.
 
-        `dtype` None means the device's default. `core` makes the object that the thread calls.
+        `dtype` None means the device's default. `in_place`: as EngineCore's. `core` makes the object that the thread calls.
         """
+        self.fetched_to = host.HOST if in_place else device
         chosen = dtype if dtype is not None else parallel.resolve_dtype(device)
 
         def build() -> EngineCore:
@@ -49,6 +51,7 @@ class MegatronEngine(SteppedEngine):
                 dtype=chosen,
                 seed=seed,
                 layer_spec=layer_spec,
+                in_place=in_place,
             )
 
         super().__init__(shape, tokenizer, sampling, device=device, dtype=chosen, build=build)

@@ -48,7 +48,9 @@ class EngineCore:
         dtype: torch.dtype,
         seed: int,
         layer_spec: LayerSpec,
+        in_place: bool = False,
     ) -> None:
+        """`in_place`: new weights are read where a learner on the same GPU packed them, so no copy of them needs room."""
         parallel.initialize(device=device, tensor=worker.tensor, expert=worker.expert)
         has_graphs = uses_cuda_graphs(
             shape,
@@ -82,7 +84,7 @@ class EngineCore:
             shape,
             self._sampler,
             EngineSettings(
-                kv_cache_gb=cache_gb(worker, shape, device=device, element=dtype.itemsize),
+                kv_cache_gb=cache_gb(worker, shape, device=device, element=dtype.itemsize, in_place=in_place),
                 block_tokens=worker.kv_block_tokens,
                 max_requests=worker.max_running,
                 prompt_tokens_per_step=worker.prompt_tokens_per_step,

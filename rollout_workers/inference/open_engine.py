@@ -37,7 +37,10 @@ def open_engine(
         devices = [torch.device(kind, number) for number in worker_gpus(config, inherited, torch.cuda.device_count())]
     sampling, layer_spec = config.sampling.generation_args, config.model.layer_spec
     if worker.backend == "megatron" and len(devices) == 1:
-        return MegatronEngine(shape, tokenizer, worker, sampling, device=devices[0], seed=seed, layer_spec=layer_spec)
+        in_place = kind == "cuda" and reads_in_place(config, inherited, torch.cuda.device_count())
+        return MegatronEngine(
+            shape, tokenizer, worker, sampling, device=devices[0], seed=seed, layer_spec=layer_spec, in_place=in_place
+        )
     if worker.backend == "megatron":
         return EngineFleet(
             shape,
@@ -84,6 +87,14 @@ def _own_engine(reference: str, setup: EngineSetup) -> RolloutEngine:
             "log-probabilities and versions, and `returns` must be 'logprobs'"
         )
     return engine
+
+
+def reads_in_place(config: Config, environment: Mapping[str, str], visible: int) -> bool:
+    """Whether an engine of one device expects to read new weights where the learner packed them: both share the only GPU.
+
+    Versions that it cannot read there after all (no CUDA IPC, a snapshot) come by way of host memory.
+    """
+    return visible == 1 and WORKER_INDEX in environment and config.learner.parallel.ranks == 1 and config.wire.shared_memory
 
 
 def worker_gpus(config: Config, environment: Mapping[str, str], visible: int) -> list[int]:

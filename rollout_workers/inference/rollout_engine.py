@@ -66,6 +66,11 @@ class EngineSetup:
     """Differs between workers: with equal ones they would sample alike."""
 
 
+def fetched_to(engine: RolloutEngine) -> torch.device:
+    """Where received weights are put that cannot be read in place: host memory, if the engine's cache has left them no room."""
+    return getattr(engine, "fetched_to", engine.device)
+
+
 class RolloutEngine(InferenceInterface, Protocol):
     """Inference with numbered weights that change while it generates. Its completions carry log-probabilities and versions."""
 

@@ -45,6 +45,8 @@ class CatchUp:
     wire: WireConfig
     store: Store
     snapshots: Path | None
+    fetched_to: torch.device | None = None
+    """See ParcelReceiver."""
 
     def check_model(self, source: PackedSource | None) -> None:
         """While no version is live: raise FleetMismatch when the learner, if there is one, trains another model."""
@@ -77,7 +79,7 @@ class CatchUp:
 
     def new_receiver(self) -> ParcelReceiver:
         """A new receiver for each fetch: threads of an abandoned one must not disturb pushes or later fetches."""
-        return ParcelReceiver(self.specs, self.device, self.wire, self.store)
+        return ParcelReceiver(self.specs, self.device, self.wire, self.store, fetched_to=self.fetched_to)
 
     def _from_memory(self, receiver: ParcelReceiver, live: VersionRecord, source: PackedSource | None) -> _Way:
         expected = _expect(receiver, live, source)

@@ -80,11 +80,22 @@ class _KnownLearner:
 
 
 class ParcelReceiver:
-    def __init__(self, specs: Sequence[ParameterSpec], device: torch.device, wire: WireConfig, store: Store) -> None:
-        """`specs`: the parameters as sent. `store`: for the rendezvous of process groups."""
+    def __init__(
+        self,
+        specs: Sequence[ParameterSpec],
+        device: torch.device,
+        wire: WireConfig,
+        store: Store,
+        *,
+        fetched_to: torch.device | None = None,
+    ) -> None:
+        """`specs`: the parameters as sent. `store`: for the rendezvous of process groups. `fetched_to`: the memory for parcels
+        that cannot be read in place; None: the device's, as always over NCCL, which moves no other.
+        """
         self._specs = tuple(specs)
         self._store = store
         self._device = device
+        self._fetched_to = fetched_to if fetched_to is not None else device
         self._wire = wire
         self._learner: _KnownLearner | None = None
         self._buffers: dict[int, torch.Tensor] = {}
@@ -158,10 +169,11 @@ class ParcelReceiver:
 
     def fetch(self, expected: ExpectedVersion, fetch_parcel: FetchParcel, *, in_turn: bool = False) -> ReceivedVersion:
         """Receive all parcels, verifying each as it arrives. `fetch_parcel` fetches those not read in place: concurrently, or
-        one after the other by number.
+        (over NCCL) one after the other by number.
 
         Raises WireError.
         """
+        memory = self._device if in_turn else self._fetched_to
         self._held = None
         own: dict[int, torch.Tensor] = {}
         work: list[Callable[[], None]] = []
@@ -174,7 +186,7 @@ class ParcelReceiver:
                     check = _ChunkVerifier(expected, number, data)
                     work += [partial(check.verify_share, first, readers) for first in range(readers)]
             else:
-                data = own[number] = self._memory(number, expected.layout)
+                data = own[number] = self._memory(number, expected.layout, memory)
                 check = _ChunkVerifier(expected, number, data)
                 fetches.append(partial(fetch_parcel, number, data, check.verify_up_to))
         work += [partial(_do_all, fetches)] if in_turn else fetches
@@ -231,13 +243,13 @@ class ParcelReceiver:
         learner.mapped = {address: memory for address, memory in learner.mapped.items() if memory.is_current}
         return mapped
 
-    def _memory(self, number: int, layout: WireLayout) -> torch.Tensor:
+    def _memory(self, number: int, layout: WireLayout, device: torch.device) -> torch.Tensor:
         num_bytes = layout.parcels[number].num_bytes
         spare = self._buffers.pop(number, None)
-        if spare is not None and len(spare) == num_bytes:  # it may be from another learner, with other parcels
-            return spare
-        with transport_stream(self._device):  # to whose memory it returns
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        if spare is not None and len(spare) == num_bytes and spare.device.type == device.type:
+            return spare  # others are from another learner, with other parcels
+        with transport_stream(device):  # to whose memory it returns
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 def _do_all(work: Sequence[Callable[[], None]]) -> None:

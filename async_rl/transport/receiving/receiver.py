@@ -114,13 +114,16 @@ class WeightReceiver:
         *,
         lease_s: float,
         snapshots: Path | None = None,
+        fetched_to: torch.device | None = None,
     ) -> None:
-        """`store`: for the rendezvous of process groups (rendezvous.WIRE_STORE)."""
+        """`store`: for the rendezvous of process groups (rendezvous.WIRE_STORE). `fetched_to`: see ParcelReceiver."""
         self._board = board
         self._member = replace(member, catches_up="with what is live")
         device, wanted = torch.device(member.device), wire_specs(specs, wire.dtype)
-        self._parcels = ParcelReceiver(wanted, device, wire, store)
-        self._catch_up = CatchUp(specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots)
+        self._parcels = ParcelReceiver(wanted, device, wire, store, fetched_to=fetched_to)
+        self._catch_up = CatchUp(
+            specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots, fetched_to=fetched_to
+        )
         self._retry_after_s = wire.rendezvous_timeout_s
         """Pause after a failed catch-up; meanwhile the learner's next push may bring the version."""
         self._begin_within_s = 2 * wire.operation_timeout_s

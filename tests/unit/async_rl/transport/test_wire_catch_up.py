@@ -15,8 +15,9 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, WireError
+from async_rl.megatron import compat
 from async_rl.models.parameter_spec import ParameterSpec
-from async_rl.transport.packed_source import PackedSource
+from async_rl.transport.packed_source import PackedParcel, PackedSource
 from async_rl.transport.plan import Box, plan_layout
 from async_rl.transport.receiving.catch_up import CatchUp
 from async_rl.transport.sending.rank_orders import WireOrders
@@ -107,6 +108,25 @@ def test_what_is_easier_on_the_others_comes_first(learner: Learner, wire: WireCo
         ways.append(way)
     first, second = ("the learner's memory",) * 2 if wire.shared_memory else ("a snapshot", "the learner")
     assert ways == [first, second, "a snapshot"]
+
+
+def test_what_cannot_be_read_in_place_comes_to_host_memory_where_the_gpu_has_no_room(
+    learner: Learner, wire: WireConfig
+) -> None:
+    """The worker's device is a GPU that does not exist here: memory there cannot be allocated."""
+    assert compat  # importing it puts stand-ins in the place of CUDA's streams where there is no GPU
+    record = learner.pack()
+    learner.write_snapshot(record)
+    worker = replace(catch_up(wire, learner.snapshots), device=torch.device("cuda"), fetched_to=CPU)
+    source = replace(learner.source, versions={record.version: _without_addresses(learner.source, record.version)})
+    for known, expected in ((None, "a snapshot"), (source, "the learner")):
+        found, way = replace(worker, snapshots=None if known is not None else learner.snapshots).fetch(record, known, Event())
+        assert way == expected
+        assert all(torch.equal(found.weights[name], tensor) for name, tensor in TENSORS.items())
+
+
+def _without_addresses(source: PackedSource, version: int) -> tuple[PackedParcel, ...]:
+    return tuple(replace(each, address="") for each in source.versions[version])
 
 
 def test_what_it_has_stays_as_it_is_until_it_lets_go(learner: Learner, wire: WireConfig) -> None:

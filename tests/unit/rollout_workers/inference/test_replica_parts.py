@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.config import CharacterTokenizer, Config
+from async_rl.config.evaluation import EvaluationConfig
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.launch.commands import WORKER_INDEX
@@ -22,7 +23,7 @@ from async_rl.protocols import GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, StopReason, VersionSpan
 from rollout_workers.inference.generation import resolve
-from rollout_workers.inference.open_engine import worker_gpus
+from rollout_workers.inference.open_engine import reads_in_place, worker_gpus
 from rollout_workers.inference.replicas import EngineFleet
 from rollout_workers.inference.replicas.frames import Generate, RequestDone, SocketPipe, StepOrder, Submit
 from rollout_workers.inference.replicas.lockstep import LockstepCore, follow
@@ -101,6 +102,25 @@ def test_workers_of_one_machine_divide_its_gpus(sizes: Mapping[str, int], visibl
     run = config(**sizes)
     workers = [spec for spec in process_specs(run, {}) if spec.name.startswith("worker")]
     assert [worker_gpus(run, spec.environment, visible) for spec in workers] == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wire", "visible", "expected"),
+    [
+        pytest.param({}, {}, 1, True, id="one GPU for all"),
+        pytest.param({}, {}, 2, False, id="a GPU of its own"),
+        pytest.param({"processes": 2}, {}, 2, False, id="one worker of two shares the learner's"),
+        pytest.param({}, {"shared_memory": False}, 1, False, id="nothing is read in place"),
+    ],
+)
+def test_engines_beside_the_learner_on_the_only_gpu_read_weights_in_place(
+    sizes: Mapping[str, int], wire: Mapping[str, bool], visible: int, expected: bool
+) -> None:
+    run = config(**sizes)
+    run = run.model_copy(update={"wire": run.wire.model_copy(update=wire), "evaluation": EvaluationConfig(every=5)})
+    started = [spec for spec in process_specs(run, {}) if spec.name.startswith(("worker", "evaluator"))]
+    assert {reads_in_place(run, spec.environment, visible) for spec in started} == {expected}
+    assert not reads_in_place(run, {}, visible), "whoever starts a worker alone may have its learner elsewhere"
 
 
 def test_a_worker_started_alone_begins_at_the_first_gpu() -> None:
