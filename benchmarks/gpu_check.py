@@ -47,6 +47,7 @@ CHECKS = (
     Check(name="swap", module=ENGINE, limit_s=90),
     Check(name="run", module="gpu_checks.run_checks", limit_s=150),
     Check(name="auto cache", module=SHARING, limit_s=90),
+    Check(name="graphs experts", module=GRAPHS, limit_s=90),
     Check(name="offload", module=OPTIMIZER, limit_s=60),
     Check(name="mps", module=SHARING, limit_s=120, gpu_only="MPS"),
     Check(name="checkpoint", module=LEARNER, limit_s=60),

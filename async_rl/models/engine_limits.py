@@ -19,21 +19,31 @@ def check_kv_cache(shape: ModelShape, *, gb: float, block_tokens: int, tensor: i
         )
 
 
-def uses_cuda_graphs(shape: ModelShape, *, wanted: str, on_gpu: bool, kernels: str, layer_spec: str, tensor: int) -> bool:
-    """Whether decode steps are CUDA graphs, or without a GPU their dry run. Raises ConfigError where they are `wanted` (the
-    setting worker.cuda_graphs) and cannot be.
+def uses_cuda_graphs(
+    shape: ModelShape,
+    *,
+    wanted: str,
+    on_gpu: bool,
+    kernels: str,
+    layer_spec: str,
+    tensor: int,
+    grouped_experts: bool = True,
+) -> bool:
+    """Whether decode steps are CUDA graphs, or without a GPU their dry run. `grouped_experts`: whether the GPU, if there are
+    experts, computes all of a layer at once. Raises ConfigError where graphs are `wanted` (the setting worker.cuda_graphs) and
+    cannot be.
     """
-    reason = _no_cuda_graphs(shape, kernels if on_gpu else "auto", layer_spec, tensor)
+    reason = _no_cuda_graphs(shape, kernels if on_gpu else "auto", layer_spec, tensor, grouped_experts or not on_gpu)
     if wanted == "always" and reason is not None:
         raise ConfigError(f"worker.cuda_graphs: always cannot be, because {reason}; auto decodes without")
     return reason is None and wanted != "never" and (on_gpu or wanted == "always")
 
 
-def _no_cuda_graphs(shape: ModelShape, kernels: str, layer_spec: str, tensor: int) -> str | None:
+def _no_cuda_graphs(shape: ModelShape, kernels: str, layer_spec: str, tensor: int, grouped_experts: bool) -> str | None:
     if tensor > 1:
         return f"worker.tensor is {tensor}, and graphs that exchange numbers between GPUs have not been tried"
-    if shape.experts is not None:
-        return "the model has experts, and the host reads in every layer how many tokens each of them gets"
+    if shape.experts is not None and not grouped_experts:
+        return "the model's experts are computed one by one here, and the host reads in every layer how many tokens each gets"
     if layer_spec != "local":
         return f"model.layer_spec is {layer_spec}, and only `local` has been written for it"
     if kernels == "torch":

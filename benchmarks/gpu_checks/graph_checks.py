@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
+from async_rl.megatron.experts.grouped import fits_grouped_products
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion
 from gpu_checks.engine_checks import DEFAULTS, MISMATCH, mismatch, prompts, until_generated, weights
+from gpu_checks.model_checks import FEW_EXPERTS
 from gpu_checks.report import SMALL, Checks, Machine, Report
 from gpu_checks.token_ids import TokenIds
 from rollout_workers.inference.engine import MegatronEngine
@@ -25,22 +28,35 @@ def graphs(machine: Machine, report: Report) -> None:
     """As many requests as a graph has rows, decoded with and without graphs; then fewer, and a swap in the middle, beside the
     learner. In float32 on one device the first two differ by nothing, unless libraries choose other kernels in a capture.
     """
-    asked = prompts(BATCH, SMALL.vocab_size, longest=150)
-    for dtype, (largest, mean) in MISMATCH.items():
+    _graphs(machine, report, SMALL, [*MISMATCH])
+
+
+def of_experts(machine: Machine, report: Report) -> None:
+    """The same with experts by grouped products, which other devices lack; they decode without graphs."""
+    if machine.is_gpu and not fits_grouped_products(FEW_EXPERTS, machine.device, torch.bfloat16):
+        report.note(captured="no (this device computes experts one by one)")
+        return
+    _graphs(machine, report, FEW_EXPERTS, [torch.bfloat16])
+
+
+def _graphs(machine: Machine, report: Report, shape: ModelShape, dtypes: Sequence[torch.dtype]) -> None:
+    asked = prompts(BATCH, shape.vocab_size, longest=150)
+    for dtype in dtypes:
+        largest, mean = MISMATCH[dtype]
         name = str(dtype).removeprefix("torch.")
-        old, new = (weights(machine, SMALL, dtype, seed) for seed in (1, 2))
-        plain, plain_ms, _ = asyncio.run(_generated(machine, dtype, "never", old, asked))
-        replayed, replayed_ms, steps = asyncio.run(_generated(machine, dtype, "always", old, asked))
+        old, new = (weights(machine, shape, dtype, seed) for seed in (1, 2))
+        plain, plain_ms, _ = asyncio.run(_generated(machine, shape, dtype, "never", old, asked))
+        replayed, replayed_ms, steps = asyncio.run(_generated(machine, shape, dtype, "always", old, asked))
         report.note(**{f"plain_{name}_ms_per_step": plain_ms, f"graphs_{name}_ms_per_step": replayed_ms})
         report.require(steps >= BUDGET - 2, f"{steps} of {BUDGET} steps were graphs")
         same = [one.token_ids.tolist() == other.token_ids.tolist() for one, other in zip(plain, replayed, strict=True)]
         report.note(**{f"same_generations_{name}": sum(same) / BATCH, f"largest_{name}": _between(plain, replayed, same)})
         for found, what in ((replayed, "graphs"), (plain, "plain")):
-            report.note(**{f"{what}_{name}_mean": mismatch(machine, SMALL, dtype, old, asked, found).mean().item()})
+            report.note(**{f"{what}_{name}_mean": mismatch(machine, shape, dtype, old, asked, found).mean().item()})
 
-        found = asyncio.run(_swapped(machine, dtype, old, new, asked[:5], report))
+        found = asyncio.run(_swapped(machine, shape, dtype, old, new, asked[:5], report))
         flips = [each.versions[0].stop for each in found]
-        under = [mismatch(machine, SMALL, dtype, full, asked[:5], found).split([BUDGET] * 5) for full in (old, new)]
+        under = [mismatch(machine, shape, dtype, full, asked[:5], found).split([BUDGET] * 5) for full in (old, new)]
         before = torch.cat([row[:flip] for row, flip in zip(under[0], flips, strict=True)])
         after = torch.cat([row[flip:] for row, flip in zip(under[1], flips, strict=True)])
         for part, difference in (("before", before), ("after", after)):
@@ -54,10 +70,10 @@ def _between(some: Sequence[Completion], others: Sequence[Completion], same: Seq
     return max((float(abs(one.logprobs - other.logprobs).max()) for one, other in pairs), default=float("nan"))
 
 
-def _engine(machine: Machine, dtype: torch.dtype, cuda_graphs: str) -> MegatronEngine:
+def _engine(machine: Machine, shape: ModelShape, dtype: torch.dtype, cuda_graphs: str) -> MegatronEngine:
     given = {"kv_cache_gb": 0.5, "max_running": BATCH, "cuda_graphs": cuda_graphs, "kv_on_swap": "recompute"}
-    worker, tokenizer = WorkerConfig.model_validate(given), TokenIds(SMALL.vocab_size)
-    return MegatronEngine(SMALL, tokenizer, worker, DEFAULTS, device=machine.device, seed=7, dtype=dtype)
+    worker, tokenizer = WorkerConfig.model_validate(given), TokenIds(shape.vocab_size)
+    return MegatronEngine(shape, tokenizer, worker, DEFAULTS, device=machine.device, seed=7, dtype=dtype)
 
 
 def _replays(running: MegatronEngine) -> int:
@@ -71,10 +87,15 @@ async def _all(running: MegatronEngine, asked: Sequence[list[int]]) -> list[Comp
 
 
 async def _generated(
-    machine: Machine, dtype: torch.dtype, cuda_graphs: str, full: Mapping[str, Tensor], asked: Sequence[list[int]]
+    machine: Machine,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    cuda_graphs: str,
+    full: Mapping[str, Tensor],
+    asked: Sequence[list[int]],
 ) -> tuple[list[Completion], float, int]:
     """Return generations, milliseconds of a step once kernels are compiled, and steps that were graphs."""
-    async with _engine(machine, dtype, cuda_graphs) as running:
+    async with _engine(machine, shape, dtype, cuda_graphs) as running:
         await running.swap(0, full)
         found = await _all(running, asked)
         replays, started, steps = _replays(running), time.perf_counter(), running.metrics.steps
@@ -84,6 +105,7 @@ async def _generated(
 
 async def _swapped(
     machine: Machine,
+    shape: ModelShape,
     dtype: torch.dtype,
     old: Mapping[str, Tensor],
     new: Mapping[str, Tensor],
@@ -91,7 +113,7 @@ async def _swapped(
     report: Report,
 ) -> list[Completion]:
     started = time.perf_counter()
-    async with _engine(machine, dtype, "always") as running:
+    async with _engine(machine, shape, dtype, "always") as running:
         report.note(start_s=time.perf_counter() - started)
         await running.swap(0, old)
         async with asyncio.TaskGroup() as group:
@@ -104,4 +126,4 @@ async def _swapped(
     return found
 
 
-CHECKS: Checks = {"graphs": graphs}
+CHECKS: Checks = {"graphs": graphs, "graphs experts": of_experts}

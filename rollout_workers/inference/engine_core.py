@@ -20,6 +20,7 @@ from async_rl.megatron.attention.paged_attention import attention_for, kernel_na
 from async_rl.megatron.engine import dynamic_engine as inference
 from async_rl.megatron.engine.build import EngineSettings, build_engine, capture_decoding
 from async_rl.megatron.engine.decode_graphs import DecodeGraphs
+from async_rl.megatron.experts.grouped import fits_grouped_products
 from async_rl.megatron.model import LayerSpec, build_model
 from async_rl.megatron.parameters.full_parameters import FullParameterLoader
 from async_rl.models.engine_limits import uses_cuda_graphs
@@ -59,6 +60,7 @@ class EngineCore:
             kernels=worker.kernels,
             layer_spec=layer_spec,
             tensor=worker.tensor,
+            grouped_experts=fits_grouped_products(shape, device, dtype),
         )
         attention = attention_for(device, shape, worker.kv_block_tokens, worker.kernels, may_be_flash=not has_graphs)
         keep_cudnn_out(device)

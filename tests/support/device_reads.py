@@ -67,7 +67,8 @@ class _Calls(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         indexes = args[1] if name in ("__getitem__", "__setitem__") else ()
         masks = any(each.dtype is torch.bool for each in _tensors(indexes))
-        if (name in READS or masks) and self._reads.holds(args):
+        is_told = kwargs is not None and "output_size" in kwargs  # then repeat_interleave does not count
+        if ((name in READS and not is_told) or masks) and self._reads.holds(args):
             self._reads.places.append(f"{name} in {_caller()}")
         return func(*args, **(kwargs if kwargs is not None else {}))
 

@@ -84,7 +84,7 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
         dynamic_context.triton_append_key_value_cache = None
     model.eval()
     _without_autograd(model)
-    if model.config.expert_model_parallel_size > 1:
+    if shape.experts is not None:
         share_tokens(model)
     with host.on_host(), host.quiet(), torch.inference_mode():
         build = _build_with_config if _has_inference_config() else _build_with_arguments

@@ -1,11 +1,12 @@
-"""Expert parallelism in an engine, whose ranks all hold the same tokens.
+"""Tokens and experts in an engine, whose ranks all hold the same tokens.
 
 Each rank computes its own experts for all tokens, and the ranks add their outputs up. Nothing is dispatched, and nothing is
-computed twice. Megatron's dispatchers would send every rank's copy of a token.
+computed twice. Megatron's dispatchers would send every rank's copy of a token, and let the host wait for numbers of tokens.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from async_rl.megatron import host
@@ -19,12 +20,13 @@ with host.importing():
 
 
 def share_tokens(model: GPTModel) -> None:
-    """Let the ranks of an engine divide the experts of its layers. For inference only: there is no backward pass."""
+    """Give each layer the tokens of the experts that this rank has. For inference only: there is no backward pass."""
     # else Megatron's engine would allocate buffers for dispatchers of its own, on a GPU
     vars(model.config)["inference_moe_token_dispatcher_type"] = "none"
     for layer in model.modules():
         if isinstance(layer, MoELayer):
-            layer.token_dispatcher = SharedTokens(layer)
+            has_all = layer.config.expert_model_parallel_size == 1
+            layer.token_dispatcher = AllTokens(layer) if has_all else SharedTokens(layer)
 
 
 class SharedTokens(MoETokenDispatcher):
@@ -44,7 +46,7 @@ class SharedTokens(MoETokenDispatcher):
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self._places = self._chosen.nonzero()[:, 1]  # expert after expert
-        return hidden_states[self._places], self._chosen.sum(dim=1).cpu(), probs[self._chosen]
+        return hidden_states[self._places], self._chosen.sum(dim=1), probs[self._chosen]
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
         tokens, width = self._shape[:-1].numel(), self._shape[-1]
@@ -55,3 +57,17 @@ class SharedTokens(MoETokenDispatcher):
 
     def combine_postprocess(self, hidden_states: Tensor) -> Tensor:
         return hidden_states.view(self._shape)
+
+
+class AllTokens(SharedTokens):
+    """The same on a rank that has all experts. Every token has chosen the same number of them, so the host knows all sizes,
+    and a CUDA graph can hold the layer if the experts are computed together.
+    """
+
+    def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        choices, tokens = self._chosen.reshape(-1), self._chosen.shape[1]
+        taken = tokens * self.config.moe_router_topk
+        places = torch.where(choices, choices.cumsum(0) - 1, taken)  # what is not chosen goes behind
+        order = places.new_empty(taken + 1).scatter_(0, places, torch.arange(len(choices), device=places.device))[:taken]
+        self._places = order % tokens
+        return hidden_states[self._places], self._chosen.sum(dim=1), probs.reshape(-1)[order]

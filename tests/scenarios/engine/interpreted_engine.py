@@ -1,19 +1,27 @@
 """As a program under TRITON_INTERPRET=1: how an engine with Triton kernels differs from a plain forward pass, and how decoding
-through the tensors of CUDA graphs differs from decoding without: of all generations, and of those that need no padding.
+through the tensors of CUDA graphs differs from decoding without: of all generations, and of those that need no padding, the
+last with experts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
+from async_rl.megatron import parallel
+from async_rl.megatron.model import build_model
+from async_rl.models.shape import Experts, ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion
-from tests.support.engine_stage import ENDLESS, engine, prompts, recomputed, weights
+from tests.support.engine_stage import CPU, ENDLESS, SHAPE, engine, prompts, recomputed, weights
+from tests.support.full_parameters import gather_full
 
 WORKER = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8, kernels="triton", prompt_tokens_per_step=10, max_running=4)
 BUDGETS, TOP_K = (7, 3, 5), (0, 4, 0)
@@ -22,11 +30,14 @@ BUDGETS, TOP_K = (7, 3, 5), (0, 4, 0)
 Found = Sequence[Completion]
 
 
-async def generated(cuda_graphs: str, budgets: Sequence[int], top_k: Sequence[int]) -> Found:
+OF_EXPERTS = replace(SHAPE, experts=Experts(number=6, per_token=2, ffn=40, layers=(1,), shared_ffn=16))
+
+
+async def generated(cuda_graphs: str, budgets: Sequence[int], top_k: Sequence[int], shape: ModelShape = SHAPE) -> Found:
     worker = WORKER.model_copy(update={"cuda_graphs": cuda_graphs})
-    async with engine(worker=worker, tokenizer=ENDLESS) as running:
+    async with engine(worker=worker, tokenizer=ENDLESS, shape=shape) as running:
         assert running.kernel == "triton"
-        await running.swap(0, weights(1))
+        await running.swap(0, weights(1) if shape is SHAPE else random_weights(shape))
         return await asyncio.gather(
             *(
                 running.generate(prompt, GenerationArgs(max_tokens=budget, top_k=number, seed=1))
@@ -50,11 +61,21 @@ def between(found: Found, wanted: Found) -> float:
     return max(float(np.abs(one.logprobs - other.logprobs).max()) for one, other in zip(found, wanted, strict=True))
 
 
+def random_weights(shape: ModelShape) -> Mapping[str, Tensor]:
+    parallel.initialize(device=CPU)
+    full = gather_full(build_model(shape, device=CPU, dtype=torch.float32, seed=1), shape)
+    assert full is not None
+    return full
+
+
 async def main() -> Sequence[float]:
     plain = await generated("never", BUDGETS, TOP_K)
     with_padding = await generated("always", BUDGETS, TOP_K)
-    exactly = [await generated(graphs, (4, 4), (0, 0)) for graphs in ("never", "always")]
-    return [from_forward_pass(plain), between(with_padding, plain), between(*exactly)]
+    exactly = [
+        between(*[await generated(graphs, (4, 4), (0, 0), shape) for graphs in ("never", "always")])
+        for shape in (SHAPE, OF_EXPERTS)
+    ]
+    return [from_forward_pass(plain), between(with_padding, plain), *exactly]
 
 
 if __name__ == "__main__":

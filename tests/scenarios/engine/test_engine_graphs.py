@@ -5,15 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError
+from async_rl.megatron import parallel
+from async_rl.megatron.model import build_model
 from async_rl.models.shape import Experts
 from async_rl.protocols import GenerationArgs
 from async_rl.types import VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.engine_core import EngineCore
-from tests.support.engine_stage import ENDLESS, SHAPE, Gate, engine, prompts, recomputed, weights
+from tests.support.engine_stage import CPU, ENDLESS, SHAPE, Gate, engine, prompts, recomputed, weights
+from tests.support.full_parameters import gather_full
 
 WORKER = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8, max_running=6, cuda_graphs="always")
 
@@ -65,8 +69,26 @@ async def test_weights_are_swapped_under_the_graphs(kv: str) -> None:
             assert np.abs(completion.logprobs[flip:] - before[flip:]).max() > 0.1
 
 
+EXPERTS = Experts(number=6, per_token=2, ffn=40, layers=(1,), shared_ffn=16)
+
+
+@pytest.mark.parametrize("experts", [None, EXPERTS], ids=["dense", "experts"])
+async def test_steps_on_the_tensors_of_graphs_sample_what_megatrons_context_does(experts: Experts | None) -> None:
+    shape = replace(SHAPE, experts=experts)
+    parallel.initialize(device=CPU)
+    full, asked, found = gather_full(build_model(shape, device=CPU, dtype=torch.float32, seed=1), shape), prompts(6), []
+    assert full is not None
+    for worker in (WORKER, WORKER.model_copy(update={"cuda_graphs": "never"})):
+        async with engine(worker=worker, shape=shape, tokenizer=ENDLESS) as running:
+            await running.swap(0, full)
+            found.append(await asyncio.gather(*(running.generate(each, GenerationArgs(max_tokens=20)) for each in asked)))
+            assert worker is not WORKER or graph_steps(running) >= 14
+    for one, other in zip(*found, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)  # with other numbers of padded rows
+
+
 async def test_what_graphs_cannot_do_is_refused_in_a_sentence() -> None:
-    shape = replace(SHAPE, experts=Experts(number=4, per_token=2, ffn=16, layers=(1,)))
-    with pytest.raises(ConfigError, match=r"worker\.cuda_graphs: always cannot be, because the model has experts"):
-        async with engine(worker=WORKER, shape=shape):
+    with pytest.raises(ConfigError, match=r"worker\.cuda_graphs: always cannot be, because model\.layer_spec is transformer_e"):
+        async with engine(worker=WORKER, layer_spec="transformer_engine"):
             raise AssertionError

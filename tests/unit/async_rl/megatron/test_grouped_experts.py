@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from async_rl.megatron import parallel
 from async_rl.megatron.experts.grouped import ALIGNED, GroupedExperts, are_aligned, fits_grouped_products, padded_places
+from async_rl.megatron.experts.sharing import share_tokens
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.models.shape import Experts, ModelShape
+from tests.support.device_reads import DeviceReads
 
 EXPERTS = Experts(number=8, per_token=2, ffn=24, layers=(0, 1))
 SHAPE = ModelShape(
@@ -53,3 +57,33 @@ def test_groups_begin_at_multiples(counts: list[int]) -> None:
 def test_a_device_without_kernels_computes_experts_one_by_one() -> None:
     assert are_aligned(SHAPE)
     assert not fits_grouped_products(SHAPE, torch.device("cpu"), torch.bfloat16)
+
+
+def layer_of(dtype: torch.dtype, *, grouped: bool, in_engine: bool) -> Any:
+    parallel.initialize(device=torch.device("cpu"))
+    model = build_model(SHAPE, device=torch.device("cpu"), dtype=dtype, seed=1, grouped_experts=grouped).eval()
+    if in_engine:
+        share_tokens(model)
+    return model.decoder.layers[0].mlp
+
+
+def some_tokens(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, 1, SHAPE.hidden, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_an_engine_gives_experts_the_tokens_that_megatron_dispatches(count: int) -> None:
+    given = some_tokens(count, torch.float32)
+    with torch.inference_mode():
+        found, expected = (layer_of(torch.float32, grouped=False, in_engine=each)(given)[0] for each in (True, False))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("grouped", "in_engine", "waits"), [(True, True, False), (True, False, True), (False, True, True)])
+def test_grouped_experts_of_an_engine_wait_for_nothing_and_can_be_a_graph(grouped: bool, in_engine: bool, waits: bool) -> None:
+    layer, given = layer_of(torch.bfloat16, grouped=grouped, in_engine=in_engine), some_tokens(6, torch.bfloat16)
+    with torch.inference_mode():
+        layer(given)
+        with DeviceReads([given, *layer.parameters(), *layer.buffers()]) as reads:
+            layer(given)
+    assert bool(reads.places) is waits
