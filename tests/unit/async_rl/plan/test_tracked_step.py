@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from async_rl.config import Config
 from async_rl.megatron import parallel
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.plan.memory import memory_plan, total
+from async_rl.plan.parameters import CHUNK
+from async_rl.plan.worker import CONTEXT_BYTES
 from tests.support.repository import ROOT
 
 SHAPE = ModelShape(
@@ -59,3 +62,23 @@ def compare(shape: ModelShape, learner: dict[str, Any], *, has_values: bool = Tr
 @pytest.mark.parametrize("case", CASES)
 def test_a_real_step_takes_what_is_planned(case: str) -> None:
     compare(*CASES[case])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("model", "offload"), [("QWEN3", False), ("QWEN3_4B", True)])
+def test_a_row_of_32k_tokens_of_a_real_model_fits_80_gb(model: str, offload: bool) -> None:
+    """Counted on tensors without values, as they are on a CPU, whose layers keep more. Two packed versions lie beside them."""
+    from memory_parts.tracked_step import tracked_step
+
+    memory = importlib.import_module("memory")
+    shape, row = replace(getattr(memory, model), tied_embeddings=True), 32_768
+    found = tracked_step(
+        memory.config(row, {"precision": "bfloat16", "recompute": "full"}), shape, [row // 4] * 4, has_values=False
+    )
+    weights = {part.name: part.bytes for part in memory_plan(memory.config(row, {"precision": "bfloat16"}), shape).learner}[
+        "weights"
+    ]
+    moments = 2 * 2 * weights  # of float32, for weights of bfloat16
+    on_gpu = found.peak - (moments - 2 * CHUNK if offload else 0)
+    assert on_gpu + 2 * weights + CONTEXT_BYTES < 80 * 2**30
