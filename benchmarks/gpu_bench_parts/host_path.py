@@ -88,7 +88,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 @dataclass(slots=True)
 class _Steps:
-    """Told of every step: begins the trace after the first few, and ends it after `count` more."""
+    """Begins the trace after the first steps, and ends it `count` steps later."""
 
     count: int
     on_gpu: bool
