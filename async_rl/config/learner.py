@@ -84,8 +84,12 @@ class ParallelConfig(Section):
     @property
     def ranks(self) -> int:
         """Number of ranks that `async-rl` starts on this machine. Under another launcher WORLD_SIZE applies."""
-        fewest = math.lcm(self.tensor * self.pipeline * self.context, self.pipeline * self.expert)
-        return max(self.processes, fewest)
+        return max(self.processes, self.fewest_ranks)
+
+    @property
+    def fewest_ranks(self) -> int:
+        """Smallest number of ranks; every other is a multiple of it."""
+        return math.lcm(self.tensor * self.pipeline * self.context, self.pipeline * self.expert)
 
     @property
     def slot_multiple(self) -> int:

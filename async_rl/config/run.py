@@ -240,6 +240,12 @@ class LaunchConfig(Section):
 
     learner_nodes: PositiveInt = 1
     """Machines that the learner's ranks are divided over, in equal parts."""
+    learner_nodes_min: PositiveInt | None = None
+    """Fewest machines that the learner runs on when there are not `learner_nodes`: with fewer data-parallel ranks, from its
+    newest checkpoint. Unset: as many as `learner_nodes`; it waits for all of them."""
+    learner_resize_s: NonNegativeFloat = 60.0
+    """Ray: seconds that the learner waits for all its machines before it runs on fewer, and that further ones must have been
+    free before it drains and runs on more."""
     learner_resources: Resources = Field(default={}, examples=[{"GPU": 8, "h200": 1}])
     """What the learner's ranks on one machine need, by the cluster's names. Without `GPU`: one for each of these ranks if the
     cluster has GPUs. Without `CPU`: 1."""
@@ -247,3 +253,14 @@ class LaunchConfig(Section):
     """What one worker needs. Without `GPU`: one for each GPU of its engines if the cluster has GPUs. Without `CPU`: 1."""
     slurm: SlurmConfig = SlurmConfig()
     """Options of Slurm."""
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> LaunchConfig:
+        if self.fewest_nodes > self.learner_nodes:
+            raise ValueError(f"learner_nodes_min ({self.fewest_nodes}) is more than learner_nodes ({self.learner_nodes})")
+        return self
+
+    @property
+    def fewest_nodes(self) -> int:
+        """Fewest machines of the learner."""
+        return self.learner_nodes_min if self.learner_nodes_min is not None else self.learner_nodes

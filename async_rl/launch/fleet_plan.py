@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from async_rl.config import Config
 from async_rl.config.run import Resources
-from async_rl.errors import ConfigError
 from async_rl.launch.commands import SCHEDULED, Role
+from async_rl.launch.learner_nodes import learner_sizes, ranks_per_machine
 from async_rl.launch.local import CHECKPOINT_GRACE_S, DRAIN_GRACE_S
 from async_rl.supervision.processes.ranks import RankRange
 
@@ -35,29 +35,27 @@ class GangPlan:
     name: str
     members: tuple[MemberPlan, ...]
     grace_s: float
+    is_elastic: bool = False
+    """Whether it may have fewer or more members."""
 
 
-def learner(config: Config, *, has_gpus: bool) -> GangPlan:
-    """The learner: a member for each of `launch.learner_nodes`. Raises ConfigError if its ranks cannot be divided over them."""
-    ranks, nodes = config.learner.parallel.ranks, config.launch.learner_nodes
-    if ranks % nodes:
-        raise ConfigError(
-            f"launch.learner_nodes ({nodes}) must divide the learner's {ranks} ranks (learner.parallel), so that every machine "
-            "gets as many"
-        )
-    each = ranks // nodes
+def learner(config: Config, *, has_gpus: bool, nodes: int | None = None) -> GangPlan:
+    """The learner: a member for each of `nodes` machines (`launch.learner_nodes`). Raises ConfigError if they cannot share its
+    ranks."""
+    sizes, each = learner_sizes(config), ranks_per_machine(config)
+    nodes = nodes if nodes is not None else sizes[0]
     resources = _needs(config.launch.learner_resources, gpus=each if has_gpus else 0)
     members = tuple(
         MemberPlan(
             name="learner" if node == 0 else f"learner-{node}",
             role="learner",
-            ranks=RankRange(first=node * each, count=each, world=ranks),
+            ranks=RankRange(first=node * each, count=each, world=nodes * each),
             resources=resources,
             has_log=node > 0,
         )
         for node in range(nodes)
     )
-    return GangPlan(name="learner", members=members, grace_s=CHECKPOINT_GRACE_S)
+    return GangPlan(name="learner", members=members, grace_s=CHECKPOINT_GRACE_S, is_elastic=len(sizes) > 1)
 
 
 def worker(config: Config, index: int, *, has_gpus: bool) -> GangPlan:

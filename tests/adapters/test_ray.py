@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.config import Config
 from async_rl.run_folders.folder import RunFolder
+from tests.support.run_history import check, lives
 from tests.support.run_processes import Program, audit, finished, program, read_config, write_config
 from tests.support.waiting import until
 
@@ -167,6 +169,52 @@ def test_ranks_on_two_machines_end_and_begin_together_and_processes_leave_a_mach
             assert ask(path, made, "stop") == "the fleet drains\n"
             assert command.exit_code() == 0, command.output
         assert audit(path)["clean"]
+
+
+def test_a_learner_goes_on_with_the_machine_that_is_left_and_takes_the_next_one_that_joins(tmp_path: Path) -> None:
+    path, config = fleet_run(
+        tmp_path,
+        launch={
+            "learner_nodes": 2,
+            "learner_nodes_min": 1,
+            "learner_resize_s": 5,
+            "learner_resources": {"learner": 1},
+            "worker_resources": {"worker": 1},
+        },
+        parallel={"processes": 2},
+    )
+    with cluster({"learner": 1, "worker": 1}, second={"learner": 1}) as (made, machines):
+        with fleet(made, path, workers=1) as command:
+            until(lambda: ranks_of_newest(config) == 2, "both machines have trained", while_alive=command, within_s=STEPS_S)
+
+            made.remove_node(machines["second"], allow_graceful=False)
+            command.until_says("learner resumes on 1 of 2 machines instead of 2: there are 1 for it since 5 s")
+            until(lambda: ranks_of_newest(config) == 1, "one machine trains", while_alive=command, within_s=STEPS_S)
+            assert hosts_of_learner(path, made) == 1
+
+            before = len(lives(config))
+            add(made, {"learner": 1})
+            command.until_says("learner resumes on 2 of 2 machines instead of 1: there are 2 for it since 5 s")
+            until(lambda: ranks_of_newest(config) == 2, "both machines train", while_alive=command, within_s=STEPS_S)
+            assert hosts_of_learner(path, made) == 2
+            handed_over, resumed = lives(config)[before - 1 : before + 1]
+            assert resumed.resumed_after == handed_over.steps[-1].number, "a planned change repeats no step"
+
+            assert ask(path, made, "stop") == "the fleet drains\n"
+            assert command.exit_code() == 0, command.output
+        assert audit(path)["clean"]
+        check(config, steps=steps_of(config))
+
+
+def ranks_of_newest(config: Config) -> int:
+    """Data-parallel ranks that have written the newest checkpoint."""
+    found = candidates(config.run_folder / "checkpoints")
+    return read_manifest(found[0]).layout.data if found else 0
+
+
+def hosts_of_learner(path: Path, made: Cluster) -> int:
+    (row,) = [line for line in ask(path, made, "ls").splitlines() if line.startswith("learner")]
+    return row.count("127.0.0.1")
 
 
 def test_a_worker_that_cannot_start_is_tried_again_later_and_the_last_one_ends_the_fleet(tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ class Cluster:
         """Ask for a place on a different machine for each bundle, all at once. Returns the group."""
         return self._ray.util.placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_SPREAD")
 
+    def has_reserved(self, group: Any) -> bool:
+        """Whether a group has its places."""
+        return self._ray.util.placement_group_table(group)["state"] == "CREATED"
+
     def release(self, group: Any) -> None:
         self._ray.util.remove_placement_group(group)
 
@@ -115,6 +119,16 @@ class Cluster:
 
     def addresses(self) -> set[str]:
         return {str(node["NodeManagerAddress"]) for node in self.machines()}
+
+    def with_room(self, resources: Mapping[str, float]) -> set[str]:
+        """Ids of machines that stay and have these resources free."""
+        free: Mapping[str, Mapping[str, float]] = self._ray._private.state.available_resources_per_node()
+        living = {str(node["NodeID"]) for node in self.machines()} - self.draining()
+        return {
+            machine
+            for machine, there in free.items()
+            if machine in living and all(there.get(name, 0) >= number for name, number in resources.items())
+        }
 
     def draining(self) -> set[str]:
         """Ids of machines that will be taken away, as a preemption notice or `ray drain-node` has told the cluster."""

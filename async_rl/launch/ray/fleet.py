@@ -8,6 +8,7 @@ async-rl launch ray ── supervises ──▶ gangs: learner (a member per mac
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import structlog
@@ -16,6 +17,7 @@ from async_rl.config import Config
 from async_rl.config.loading import to_yaml
 from async_rl.errors import ConfigError
 from async_rl.launch import fleet_plan as plan
+from async_rl.launch.learner_nodes import LearnerNodes, learner_sizes
 from async_rl.launch.ray.cluster import Actor, Cluster
 from async_rl.launch.ray.desk import Desk, DrainOne, FleetRequest, ProcessRow, Scale, StopAll, desk_name
 from async_rl.launch.ray.gang import WAITING, FleetSettings, Gang, starts
@@ -82,6 +84,8 @@ class Fleet:
             logs=config.run_folder / "logs",
         )
         self._has_gpus = config.device != "cpu" and cluster.has_gpus
+        sizes = learner_sizes(config)
+        self._learner_nodes = LearnerNodes(sizes=sizes, resize_s=config.launch.learner_resize_s, nodes=sizes[0])
         plans = [
             *([] if config.redis.url else [plan.buffer()]),
             plan.learner(config, has_gpus=self._has_gpus),
@@ -104,7 +108,8 @@ class Fleet:
             await self._cluster.answer(self._desk.answer.remote(sentence))
 
     async def watch_machines(self) -> None:
-        """Move processes off machines that will be taken away; say which wait for a machine; tell the desk where all are."""
+        """Move processes off machines that will be taken away; say which wait for a machine; resize the learner; tell the desk
+        where all are."""
         waiting: dict[str, float] = {}
         while True:
             leaving = self._cluster.draining()
@@ -116,9 +121,22 @@ class Fleet:
                 waiting[name] = waiting.get(name, 0.0) + LOOK_S if gang.where == WAITING else 0.0
                 if TOLD_AFTER_S <= waiting[name] < TOLD_AFTER_S + LOOK_S:
                     log.warning(f"{name} waits for a machine: none has {gang.needs} free")
+            self._resize_learner(gangs["learner"])
             rows = [ProcessRow(name=name, where=gang.where) for name, gang in gangs.items()]
             await self._cluster.answer(self._desk.show.remote(rows))
             await asyncio.sleep(LOOK_S)
+
+    def _resize_learner(self, learner: Gang) -> None:
+        """Let an elastic learner go on without machines that it has waited for, or take those that are free."""
+        before = self._learner_nodes
+        if len(before.sizes) == 1:
+            return
+        machines = learner.num_machines
+        self._learner_nodes = before.after(machines, time.monotonic())
+        if (nodes := self._learner_nodes.nodes) != before.nodes:
+            seen = f"there are {machines} for it since {before.resize_s:g} s"
+            log.warning(f"learner resumes on {nodes} of {before.sizes[0]} machines instead of {before.nodes}: {seen}")
+            learner.resize(plan.learner(self._config, has_gpus=self._has_gpus, nodes=nodes))
 
     async def _do(self, request: FleetRequest, stop: asyncio.Event) -> str:
         match request:

@@ -69,8 +69,18 @@ class Gang(Restarted):
     @property
     def needs(self) -> str:
         """What a member needs of its machine."""
-        wanted = self._plan.members[0].resources.items()
-        return ", ".join(f"{name}: {number:g}" for name, number in wanted if number)
+        return ", ".join(f"{name}: {number:g}" for name, number in self.resources.items() if number)
+
+    @property
+    def resources(self) -> Mapping[str, float]:
+        return self._plan.members[0].resources
+
+    @property
+    def num_machines(self) -> int | None:
+        """The machines that an elastic gang has, and those that are free for it; None: it is being placed."""
+        if not self.places and self._group is not None and self._cluster.has_reserved(self._group):
+            return None
+        return len({place.machine for place in self.places} | self._cluster.with_room(self.resources))
 
     async def _run_once(self) -> int:
         while True:
@@ -81,7 +91,8 @@ class Gang(Restarted):
 
     async def _run_anywhere(self) -> int:
         members = self._plan.members
-        self._group = self._cluster.reserve([member.resources for member in members]) if len(members) > 1 else None
+        if len(members) > 1 or self._plan.is_elastic:
+            self._group = self._cluster.reserve([member.resources for member in members])
         settings = self._settings
         self._actors = [
             self._cluster.place(
@@ -132,6 +143,11 @@ class Gang(Restarted):
         """Let the members drain, and start them again on machines that stay."""
         self._is_moving = True
         self._ask_to_end()
+
+    def resize(self, plan: GangPlan) -> None:
+        """Let the members drain, and start those of another plan."""
+        self._plan = plan
+        self.move()
 
     def _ask_to_end(self) -> None:
         if not self.places:  # an actor without a machine hears nothing

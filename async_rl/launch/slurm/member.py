@@ -73,7 +73,8 @@ class SlurmMember:
 def plan_of(config: Config, kind: str, environ: Mapping[str, str]) -> MemberPlan:
     """What this task of this job is."""
     if kind == "learner":
-        return fleet_plan.learner(config, has_gpus=False).members[int(environ["SLURM_PROCID"])]
+        nodes = int(environ["SLURM_JOB_NUM_NODES"])  # launch.learner_nodes, or as many as there were
+        return fleet_plan.learner(config, has_gpus=False, nodes=nodes).members[int(environ["SLURM_PROCID"])]
     if kind == "worker":
         return fleet_plan.worker(config, int(environ["SLURM_ARRAY_TASK_ID"]), has_gpus=False).members[0]
     return fleet_plan.evaluator(config, has_gpus=False).members[0]

@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from async_rl.config import Config
+from async_rl.errors import ConfigError
 from async_rl.launch import fleet_plan
 from async_rl.launch.fleet_plan import GangPlan
+from async_rl.launch.learner_nodes import learner_sizes
 
 CONTINUES = 75
 """Exit code of a process that ended because its job's time is nearly over."""
@@ -18,6 +20,9 @@ LEFT_ALONE_S = 60
 """Seconds that the ranks on other nodes get to end by themselves after those on one node ended."""
 
 KINDS = ("learner", "worker", "evaluator")
+
+_ONE_PER_NODE = "--ntasks-per-node=1"
+"""Option of srun: sbatch, given a range of nodes and this option, takes the fewest."""
 
 _OUTPUT = {"learner": "learner-%j.log", "worker": "worker-%a.log", "evaluator": "evaluator.log"}
 
@@ -56,6 +61,7 @@ def kind_of(config: Config, name: str) -> str:
 def scripts(config: Config, *, has_gpus: bool) -> dict[str, str]:
     """The script of each kind of process. Raises ConfigError if the learner's ranks cannot be divided over its machines."""
     given = config.launch.slurm
+    _check_sizes(config)
     plans = {
         "learner": fleet_plan.learner(config, has_gpus=has_gpus),
         "worker": fleet_plan.worker(config, 0, has_gpus=has_gpus),
@@ -63,6 +69,15 @@ def scripts(config: Config, *, has_gpus: bool) -> dict[str, str]:
     }
     own = {"learner": given.learner_options}
     return {kind: _script(config, kind, plan, own.get(kind, given.worker_options)) for kind, plan in plans.items()}
+
+
+def _check_sizes(config: Config) -> None:
+    most, fewest = config.launch.learner_nodes, config.launch.fewest_nodes
+    if missing := set(range(fewest, most + 1)) - set(learner_sizes(config)):
+        raise ConfigError(
+            f"launch.learner_nodes_min ({fewest}): Slurm may give any number of nodes up to {most}, but {min(missing)} cannot "
+            "hold whole copies of the model (learner.parallel); raise it"
+        )
 
 
 def _script(config: Config, kind: str, plan: GangPlan, own_options: Iterable[str]) -> str:
@@ -74,7 +89,7 @@ def _script(config: Config, kind: str, plan: GangPlan, own_options: Iterable[str
         "--open-mode=append",
         "--requeue",
         f"--signal=USR1@{config.launch.slurm.warn_s}",
-        *_places(plan),
+        *_places(plan, fewest=config.launch.fewest_nodes if plan.is_elastic else len(plan.members)),
         *config.launch.slurm.options,
         *own_options,
     ]
@@ -86,7 +101,7 @@ def _script(config: Config, kind: str, plan: GangPlan, own_options: Iterable[str
             *(f"#SBATCH {option}" for option in options),
             "",
             *config.launch.slurm.setup,
-            f'srun --wait={LEFT_ALONE_S} --cpus-per-task="$SLURM_CPUS_PER_TASK" {shlex.join(words)}',
+            f'srun --wait={LEFT_ALONE_S} {_ONE_PER_NODE} --cpus-per-task="$SLURM_CPUS_PER_TASK" {shlex.join(words)}',
             "status=$?",
             "case $status in",
             _AFTER[kind],
@@ -97,16 +112,15 @@ def _script(config: Config, kind: str, plan: GangPlan, own_options: Iterable[str
     )
 
 
-def _places(plan: GangPlan) -> list[str]:
-    """A task on each of the plan's machines, with what it needs."""
+def _places(plan: GangPlan, *, fewest: int) -> list[str]:
+    """A task on each of the plan's machines, or on as many of them as there are, with what it needs."""
     resources = plan.members[0].resources
     generic = {name: number for name, number in resources.items() if name not in ("CPU", "GPU")}
     if not any(name.startswith("gpu:") for name in generic):  # a kind of GPU, named as Slurm does, replaces any GPU
         generic["gpu"] = resources["GPU"]
     wanted = ",".join(f"{name}:{number:g}" for name, number in generic.items() if number)
     return [
-        f"--nodes={len(plan.members)}",
-        "--ntasks-per-node=1",
+        f"--nodes={len(plan.members)}" if fewest == len(plan.members) else f"--nodes={fewest}-{len(plan.members)}",
         f"--cpus-per-task={max(1, round(resources['CPU']))}",
         *([f"--gres={wanted}"] if wanted else []),
     ]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.config import Config
 from async_rl.config.loading import load_file
 from buffer.server.embedded.programs import find_binary
@@ -87,6 +88,24 @@ class Fleet:
             and ours in Path(f"/proc/{pid}/environ").read_text()
         ]
         os.kill(pid, signal.SIGKILL)
+
+    def running_learner(self) -> str:
+        """The id of the learner's job that runs."""
+        rows = self.cluster.ask("squeue", "--noheader", "--format=%i %T %j").splitlines()
+        return next(row for row in rows if "RUNNING fleet-l" in row).split()[0]
+
+    def until_ranks(self, wanted: int) -> None:
+        """Wait until so many data-parallel ranks have written the newest checkpoint."""
+        folder = self.config.run_folder / "checkpoints"
+        until(
+            lambda: (found := candidates(folder)) and read_manifest(found[0]).layout.data == wanted,
+            f"{wanted} ranks write a checkpoint",
+            within_s=EVENT_S,
+        )
+
+    def until_nodes_are_up(self) -> None:
+        asked = ("sinfo", "--noheader", "--Node", "--format=%t")
+        until(lambda: not {"down", "down*", "unk*", "idle*"} & set(self.cluster.ask(*asked).split()), "all nodes are up")
 
     def until_empty(self) -> None:
         until(lambda: not self.cluster.ask("squeue", "--noheader"), "the queue is empty", within_s=EVENT_S)
@@ -162,10 +181,7 @@ def test_an_array_grows_and_shrinks_a_killed_task_is_queued_again_and_a_chain_tr
         assert run.ask("scale", 1) == "1 workers, 2 before\n"
         until(lambda: set(run.rows()) == {"learner", "worker-0"}, "two workers have drained", within_s=EVENT_S)
 
-        running = next(
-            row for row in run.cluster.ask("squeue", "--noheader", "--format=%i %T %j").splitlines() if "RUNNING fleet-l" in row
-        )
-        run.cluster.ask("scancel", "--signal=USR1", running.split()[0])
+        run.cluster.ask("scancel", "--signal=USR1", run.running_learner())
         run.until_said("learner-*", "resumes from step")
         run.signal("worker-0", "USR1")  # its time is nearly over: it drains, and is queued again
         run.until_said("worker-0", "first weights loaded", times=3)
@@ -174,6 +190,37 @@ def test_an_array_grows_and_shrinks_a_killed_task_is_queued_again_and_a_chain_tr
         assert len(lives(run.config)) == 2
         written = [file.read_text() for file in (run.path, *(run.config.run_folder / "slurm").iterdir())]
         assert not any(PASSWORD in text for text in written)
+
+
+def test_a_learner_goes_on_with_the_node_that_is_left_and_has_both_in_its_next_job(tmp_path: Path) -> None:
+    with fleet(
+        tmp_path,
+        "--workers",
+        1,
+        learner={
+            "steps": 10_000,
+            "checkpoint_every": 2,
+            "optimizer": {"learning_rate": 1e-3},
+            "parallel": {"processes": 2},
+        },
+        launch={
+            "learner_nodes": 2,
+            "learner_nodes_min": 1,
+            "slurm": {"learner_jobs": 2, "options": ["--time=60"], "worker_options": ["--nodelist=first"]},
+        },
+    ) as run:
+        run.until_ranks(2)
+        run.cluster.lose_node("second")
+        run.until_ranks(1)
+        run.cluster.start_node("second")
+        run.until_nodes_are_up()
+        running = run.running_learner()
+        run.cluster.ask("scancel", "--signal=USR1", running)  # its time is nearly over
+        run.until_ranks(2)
+        assert run.running_learner() != running
+        assert run.ask("stop") == "the fleet drains\n"
+        run.until_empty()
+        check(run.config, steps=last_step(run.config))
 
 
 def test_a_learner_on_two_nodes_hands_over_before_its_time_limit_and_a_worker_leaves_a_lost_node(tmp_path: Path) -> None:
