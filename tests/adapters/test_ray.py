@@ -188,13 +188,13 @@ def test_a_learner_goes_on_with_the_machine_that_is_left_and_takes_the_next_one_
             until(lambda: ranks_of_newest(config) == 2, "both machines have trained", while_alive=command, within_s=STEPS_S)
 
             made.remove_node(machines["second"], allow_graceful=False)
-            command.until_says("learner resumes on 1 of 2 machines instead of 2: there are 1 for it since 5 s")
+            command.until_says("learner resumes on 1 of 2 machines instead of 2: for 5 s it has had room on 1")
             until(lambda: ranks_of_newest(config) == 1, "one machine trains", while_alive=command, within_s=STEPS_S)
             assert hosts_of_learner(path, made) == 1
 
             before = len(lives(config))
             add(made, {"learner": 1})
-            command.until_says("learner resumes on 2 of 2 machines instead of 1: there are 2 for it since 5 s")
+            command.until_says("learner resumes on 2 of 2 machines instead of 1: for 5 s it has had room on 2")
             until(lambda: ranks_of_newest(config) == 2, "both machines train", while_alive=command, within_s=STEPS_S)
             assert hosts_of_learner(path, made) == 2
             handed_over, resumed = lives(config)[before - 1 : before + 1]

@@ -134,7 +134,7 @@ class Fleet:
         machines = learner.num_machines
         self._learner_nodes = before.after(machines, time.monotonic())
         if (nodes := self._learner_nodes.nodes) != before.nodes:
-            seen = f"there are {machines} for it since {before.resize_s:g} s"
+            seen = f"for {before.resize_s:g} s it has had room on {machines}"
             log.warning(f"learner resumes on {nodes} of {before.sizes[0]} machines instead of {before.nodes}: {seen}")
             learner.resize(plan.learner(self._config, has_gpus=self._has_gpus, nodes=nodes))
 
