@@ -71,13 +71,15 @@ class Lending:
 class Figures:
     took_s: float
     age: float
+    idle: float
+    """Share of the time in which the learner waits."""
     lent: float = 0.0
     changes: int = 0
 
 
 def whole(world: SimulatedWorld, steps: int, seed: int) -> Figures:
     made = Simulation(world, seed).run(steps)[WARM_UP:]
-    return Figures(took_s=made[-1].ended - made[0].ended, age=age_of(made))
+    return Figures(took_s=made[-1].ended - made[0].ended, age=age_of(made), idle=idle_share(made))
 
 
 def lent(world: SimulatedWorld, steps: int, seed: int, policy: Lending, start_s: float) -> Figures:
@@ -98,7 +100,8 @@ def lent(world: SimulatedWorld, steps: int, seed: int, policy: Lending, start_s:
         worker_s += (world.workers - workers) * (now - simulation.steps[-2].ended)
     made = simulation.steps[WARM_UP:]
     took_s = made[-1].ended - made[0].ended
-    return Figures(took_s=took_s, age=age_of(made), lent=worker_s / took_s / world.workers, changes=changes)
+    share = worker_s / took_s / world.workers
+    return Figures(took_s=took_s, age=age_of(made), idle=idle_share(made), lent=share, changes=changes)
 
 
 def idle_share(steps: list[SimulatedStep]) -> float:
@@ -126,9 +129,9 @@ def main() -> None:
     words.add_argument("--start-steps", type=float, default=20.0, help="time until a worker works, in steps")
     given = words.parse_args()
     for name, world in WORLDS.items():
-        print(name)
         seeds = range(1, given.seeds + 1)
         reference = [whole(world, given.steps, seed) for seed in seeds]
+        print(f"{name}: the learner waits for {mean(each.idle for each in reference):.1%} of the time")
         for workers in (world.workers // 4, world.workers // 2, 3 * world.workers // 4):
             fewer = replace(world, workers=workers)
             show(f"{workers} from the start", [whole(fewer, given.steps, seed) for seed in seeds], reference)
