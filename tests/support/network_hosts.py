@@ -90,6 +90,9 @@ def _connected(host: Host, bridge: str, everyone: Iterable[Host]) -> Iterator[No
         yield
     finally:
         shutil.rmtree(own, ignore_errors=True)
+        subprocess.run(
+            ["ip", "link", "delete", host.link], capture_output=True
+        )  # the system deletes it with the namespace, but later
         _run("ip", "netns", "delete", host.namespace)
 
 
