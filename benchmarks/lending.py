@@ -24,7 +24,7 @@ WINDOW = 16
 SOONEST = 3
 """Steps after a change in which nothing is decided."""
 PATIENCE = 4
-"""Windows until a number that starved the learner is tried again; doubled each time."""
+"""Windows until a number that starved the learner is tried again, doubled with each time that one did."""
 
 
 def slowest_tool(median_s: float, random: Random) -> float:
@@ -52,7 +52,7 @@ class Lending:
     """Idle share above which one is asked back."""
     wanted: int
     starved_at: int = 0
-    """The largest number with which the learner starved."""
+    """The number with which the learner starved last."""
     trials: int = 1
     calm: int = 0
     """Steps since the last change."""

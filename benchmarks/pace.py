@@ -179,6 +179,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="run nothing: print the tables of what is there")
     parser.add_argument("--json", type=Path, help="also write the medians there")
     args = parser.parse_args()
+    if args.report and args.data is None:
+        parser.error("--report needs --data FILE, where finished runs are kept")
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as unkept:
         data = args.data if args.data is not None else Path(unkept) / "runs.jsonl"
@@ -193,7 +195,8 @@ def main() -> None:
                 results[run.pace].append(result)
         if results:
             print(f"\n{world}, max_age {args.max_age:g}\n")
-            figures |= print_table(results)
+            found_here = print_table(results)
+            figures |= {f"{world}_{name}": value for name, value in found_here.items()} if args.report else found_here
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=1))
 

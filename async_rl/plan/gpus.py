@@ -66,8 +66,8 @@ def _problems(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> Iterator[str]:
 def with_cache(plan: MemoryPlan, gpus: Gpus, share: float) -> MemoryPlan:
     """Return the plan with the cache that `kv_cache_gb: auto` makes on these GPUs. Raises ConfigError if it is too small."""
     assert plan.engine is not None
-    is_shared = gpus.count == plan.learner_gpus == 1  # an engine then keeps no room for weights that it reads in place
-    engine = replace(plan.engine, received=0) if is_shared else plan.engine
+    keeps_no_copy = gpus.count == 1 and plan.reads_in_place
+    engine = replace(plan.engine, received=0) if keeps_no_copy else plan.engine
     size = auto_cache_on_gpu(engine, share=share, total=int(gpus.gb * 2**30))
     parts = tuple(Part(name=CACHE, bytes=size) if part.name == AUTO_CACHE else part for part in plan.worker)
     return replace(plan, worker=parts)
@@ -86,7 +86,7 @@ def placed(plan: MemoryPlan, gpus: Gpus) -> list[dict[str, tuple[Part, ...]]]:
     for worker, name in enumerate(names):
         for offset in range(plan.worker_gpus):
             here = found[(first + worker * plan.worker_gpus + offset) % gpus.count]
-            in_place = "the learner" in here and plan.learner_gpus == 1
+            in_place = "the learner" in here and plan.reads_in_place
             parts = tuple(part for part in plan.worker if not (in_place and part.name == RECEIVED))
             here[name] = parts
     return found

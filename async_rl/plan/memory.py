@@ -55,6 +55,8 @@ class MemoryPlan:
     """Rollout workers that `async-rl run` starts."""
     has_evaluator: bool
     """Whether an evaluator runs beside them, with the engines of a worker."""
+    reads_in_place: bool
+    """Whether workers beside the learner on its GPU read new weights where it packed them."""
 
     @property
     def has_auto_cache(self) -> bool:
@@ -93,6 +95,7 @@ def memory_plan(
         worker_gpus=worker.engines * worker.tensor,
         workers=worker.processes,
         has_evaluator=config.evaluation.every > 0,
+        reads_in_place=config.wire.shared_memory and config.learner.parallel.ranks == 1,
     )
 
 
@@ -107,7 +110,15 @@ def training_plan(
         parts = (*parts, Part(name="teacher's logits", bytes=round(config.learner.logits_gb * 2**30 / BUFFERS)))
     ranks = config.learner.parallel.ranks
     return MemoryPlan(
-        learner=parts, worker=(), engine=None, host=(), learner_gpus=ranks, worker_gpus=0, workers=0, has_evaluator=False
+        learner=parts,
+        worker=(),
+        engine=None,
+        host=(),
+        learner_gpus=ranks,
+        worker_gpus=0,
+        workers=0,
+        has_evaluator=False,
+        reads_in_place=False,
     )
 
 

@@ -31,7 +31,7 @@ def graphs(machine: Machine, report: Report) -> None:
     _graphs(machine, report, SMALL, [*MISMATCH])
 
 
-def of_experts(machine: Machine, report: Report) -> None:
+def graphs_of_experts(machine: Machine, report: Report) -> None:
     """The same with experts by grouped products, which other devices lack; they decode without graphs."""
     if machine.is_gpu and not fits_grouped_products(FEW_EXPERTS, machine.device, torch.bfloat16):
         report.note(captured="no (this device computes experts one by one)")
@@ -126,4 +126,4 @@ async def _swapped(
     return found
 
 
-CHECKS: Checks = {"graphs": graphs, "graphs experts": of_experts}
+CHECKS: Checks = {"graphs": graphs, "graphs experts": graphs_of_experts}

@@ -17,7 +17,7 @@ from learner.ranks.rank_group import RankGroup
 
 LEARNING_RATE = 1e-3
 TOLERANCE = 1e-3
-"""Of what an update adds to a weight, which is rounded with it."""
+"""Largest error, relative to what an update adds to a weight, which is rounded with it."""
 BIG = (4096, 4096)
 """A matrix of the models that need their moments elsewhere."""
 

@@ -18,6 +18,8 @@ from buffer.inspection import Inspection
 from buffer.run_in_redis import RunInRedis
 from buffer.server.client import open_server
 
+LATEST_S = 2.0**40
+"""No clock is beyond, in seconds since 1970."""
 RECENT_MS = 5_000
 """Workers post their counters, with the time, once a second."""
 
@@ -95,7 +97,7 @@ def _clocks(key: str, entries: list[tuple[str, dict[str, Any]]]) -> Mapping[str,
     found: dict[str, float] = {}
     for position, message in entries:
         process, own_s = message.get(key), message.get("time")
-        if isinstance(process, str) and isinstance(own_s, int | float):
+        if isinstance(process, str) and isinstance(own_s, int | float) and 0 <= own_s < LATEST_S:  # any worker may write it
             ahead_s = own_s - int(position.partition("-")[0]) / 1000
             found[process] = max(ahead_s, found.get(process, ahead_s))
     return found

@@ -23,7 +23,7 @@ def judge_fleet(facts: FleetFacts, here: MachineNote) -> Iterator[Verdict]:
     if not facts.processes:
         yield ok("fleet", "the run has neither a learner nor workers now")
         return
-    hosts = {each.host for each in facts.processes}
+    hosts = {each.host for each in facts.processes if each.host}
     yield ok(
         "fleet",
         f"{'the learner' if facts.learner is not None else 'no learner'}, {_counted(len(facts.workers), 'worker')}, on "
@@ -33,7 +33,7 @@ def judge_fleet(facts: FleetFacts, here: MachineNote) -> Iterator[Verdict]:
         yield look(
             "fleet",
             f"{_named(silent)} {'says' if len(silent) == 1 else 'say'} nothing of its software",
-            "start it again with this async_rl: it has an older one, or Redis was emptied since",
+            "wait if it is still starting; else start it again with this async_rl: it has an older one, or Redis was emptied",
         )
     this = FleetProcess(name="this machine", host=here.host, note=here)
     yield from _judge_software([*facts.processes, this])
@@ -85,7 +85,7 @@ def _judge_gpus(processes: Sequence[FleetProcess]) -> Iterator[Verdict]:
             "install one driver everywhere: NCCL between different ones is not tested",
         )
     else:
-        yield ok("fleet gpus", f"{_differing(models)}, driver {next(iter(drivers))}")
+        yield ok("fleet gpus", f"{_differing(models)}, driver {shortened(next(iter(drivers)))}")
 
 
 def _judge_clocks(processes: Sequence[FleetProcess]) -> Iterator[Verdict]:
@@ -95,7 +95,7 @@ def _judge_clocks(processes: Sequence[FleetProcess]) -> Iterator[Verdict]:
     away = [(each, ahead_s) for each, ahead_s in known if abs(ahead_s) > SKEW_S]
     if away:
         listed = "; ".join(
-            f"{each.name} on {each.host}: {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} Redis"
+            f"{_named([each])} on {shortened(each.host)}: {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} Redis"
             for each, ahead_s in away[:NAMED]
         )
         more = f"; and {len(away) - NAMED} more" if len(away) > NAMED else ""
@@ -117,7 +117,7 @@ def _differing(found: Mapping[str, Sequence[FleetProcess]]) -> str:
 
 
 def _named(processes: Sequence[FleetProcess]) -> str:
-    names = [each.name for each in processes]
+    names = [shortened(each.name) for each in processes]
     return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
 
 

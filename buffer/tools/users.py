@@ -34,8 +34,8 @@ async def create(run: OpenRun, line: CommandLine) -> None:
         page.print(f"the server keeps no ACL file and forgets them when it restarts; {made.acl_file} can be its aclfile")
     if made.default_is_open:
         page.print(
-            "whoever reaches this server is its administrator, and that of a server that loads the file: give its default "
-            "user a password, or --default-off here"
+            "everyone who connects to this server is its administrator, and that of a server that loads the file: give its "
+            "default user a password, or --default-off here"
         )
     if line.has("default-off"):
         page.print(

@@ -81,5 +81,6 @@ class PaceController:
         """Return the groups being rolled out that a step needs."""
         if not self.reserved:
             return 0
-        rank = min(RANK + sum(self.held_back), WINDOW // 2, len(self.reserved))
+        lowest = max(RANK, len(self.reserved) // 2)
+        rank = min(RANK + sum(self.held_back), lowest, len(self.reserved))
         return sorted(self.reserved)[-rank]

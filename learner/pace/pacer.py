@@ -17,6 +17,7 @@ class Pacer:
         lowest = max(LOWEST, config.wire.push_every_steps + 1, config.replay.min_groups / groups_per_step)
         self._controller = PaceController(groups_per_step=groups_per_step, lowest=lowest)
         self._evaluated_every = config.evaluation.every
+        self._waits_for_stragglers = config.staleness.selector == "windowed_fifo" and not config.limits.quotas
         self._is_auto = config.staleness.pace == "auto"
         self._most = config.staleness.max_age + 1
         self._buffer, self._fence = buffer, fence
@@ -34,7 +35,7 @@ class Pacer:
         seen = PaceObservation(
             reserved=stats.reserved,
             unreleased=unreleased_steps * groups_per_step,
-            held_back=waits and stats.ready + stats.again >= groups_per_step,
+            held_back=self._waits_for_stragglers and waits and stats.ready + stats.again >= groups_per_step,
             pause_ahead=self._is_evaluation_ahead(step),
         )
         self._controller = self._controller.after(seen)

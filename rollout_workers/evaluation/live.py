@@ -55,12 +55,12 @@ async def take_version(
     taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
 
     async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
-        if version < engine.version:  # the same one again: the next has not been pushed yet
+        if version < engine.version:
             raise ServiceStopped(f"version {version} is live, but {engine.version} was evaluated before: the run has gone back")
         record = next((record for record in await board.versions() if record.version == version), None)
         if record is None:
             raise ServiceStopped(f"the board does not know version {version}, although it is live")
-        if record.step >= at_step and not taken.done():
+        if record.step >= at_step and not taken.done():  # not the one that was evaluated: the next has not been pushed yet
             await engine.swap(version, tensors)
             taken.set_result(record)
 

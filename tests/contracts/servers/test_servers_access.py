@@ -296,4 +296,4 @@ async def test_who_makes_the_users_hears_what_is_open(people: People, server_url
     assert ("roles are not separated" in page) == (not can_separate) == (not people.created.separates_roles)
     written = (tmp_path / people.run / "users" / "users.acl").read_text()
     assert ("user default off\n" in written) == ("has no default user" in page) == bool(more)
-    assert ("whoever reaches this server is its administrator" in page) == (not more)
+    assert ("everyone who connects to this server is its administrator" in page) == (not more)

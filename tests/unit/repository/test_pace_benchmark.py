@@ -74,6 +74,15 @@ def test_finished_runs_are_reported_and_not_run_again(
     assert "| auto | 3 | 0.250 | 0.80 | 3.00 | 1.00 | inf | 40 | 0.950 | 1.0, 0.5, 0.2, 1.0, 0.2 |" in capsys.readouterr().out
     assert json.loads(result.read_text())["pace_full_step_s"] == 0.2
 
+    with data.open("a") as file:
+        [other] = benchmark.asked("latency", ["full"], 1, 8.0)
+        file.write(json.dumps(asdict(other) | asdict(slow)) + "\n")
+    monkeypatch.setattr(sys, "argv", ["pace.py", "--report", "--data", str(data), "--json", str(result)])
+    benchmark.main()
+    shown, figures = capsys.readouterr().out, json.loads(result.read_text())
+    assert shown.index("demo, max_age 8") < shown.index("latency, max_age 8")
+    assert (figures["demo_pace_full_step_s"], figures["latency_pace_full_step_s"]) == (0.2, 0.25)
+
 
 def test_a_state_holds_as_many_slots_as_groups_spend_steps_in_it(benchmark: ModuleType) -> None:
     slots = importlib.import_module("pace_parts.slots")

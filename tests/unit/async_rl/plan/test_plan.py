@@ -98,6 +98,11 @@ def test_workers_take_the_gpus_behind_the_learner() -> None:
     apart, beside = placed(plan, Gpus(count=2, gb=80))
     assert list(apart) == ["the learner", "worker 0"]
     assert total(apart["worker 0"]) < total(beside["worker 1"]), "beside the learner weights are read in place"
+    copied = memory_plan(config(worker={"processes": 2}, wire={"shared_memory": False}), SHAPE)
+    assert total(placed(copied, Gpus(count=2, gb=80))[0]["the learner"]) == total(apart["the learner"])
+    (only,) = placed(copied, Gpus(count=1, gb=80))
+    (shared,) = placed(plan, Gpus(count=1, gb=80))
+    assert total(only["worker 0"]) > total(shared["worker 0"]), "without shared memory they are copied"
 
 
 def test_a_model_with_experts_divides_them_alone() -> None:

@@ -107,7 +107,9 @@ def test_what_must_be_equal_of_a_version(package: str, version: str, compared: s
 
 def test_a_process_that_says_nothing_is_named() -> None:
     facts = replace(FLEET, workers=(*FLEET.workers, FleetProcess(name="old", host="c", note=None)))
-    assert "look  fleet: old says nothing of its software — start it again" in lines(facts)[1]
+    assert (
+        "look  fleet: old says nothing of its software — wait if it is still starting; else start it again" in lines(facts)[1]
+    )
 
 
 def test_gpus_and_drivers() -> None:

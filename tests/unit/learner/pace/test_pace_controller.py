@@ -41,6 +41,9 @@ def test_where_stragglers_hold_the_learner_back_bursts_do_not_count():
     for held_back, rolled_out in ((1, 32), (2, 28), (3, 24), (4, 20), (9, 20)):
         held = replace(controller, held_back=(True,) * held_back)
         assert held.pace == 1 + rolled_out / 4, "from the second largest count to the median"
+    for seen, rolled_out in ((1, 40), (2, 36), (3, 36), (5, 36), (6, 32), (8, 28)):
+        early = replace(controller, reserved=controller.reserved[:seen], held_back=(True,) * seen)
+        assert early.pace == 1 + rolled_out / 4, "also before there are twelve counts"
     for _ in range(HELD_BACK_WINDOW):
         held = held.after(PaceObservation(reserved=8, unreleased=0))
     assert not any(held.held_back), "what was long ago is forgotten"

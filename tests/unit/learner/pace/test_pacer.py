@@ -28,7 +28,7 @@ def config(**sections: Any) -> Config:
     batch = {"groups_per_step": GROUPS}
     staleness = {"max_age": 8, **sections.pop("staleness", {})}
     return Config.model_validate(
-        {"model": model, "environments": [{"type": "counting"}], "batch": batch, "staleness": staleness, **sections}
+        {"environments": [{"type": "counting"}], "model": model, "batch": batch, "staleness": staleness, **sections}
     )
 
 
@@ -76,7 +76,7 @@ async def test_the_learner_is_held_back_while_an_unfinished_group_would_become_t
     )
     pacer = Pacer(run, buffer=buffer, fence=fence)
 
-    async def held_back() -> bool:
+    async def held_back(pacer: Pacer = pacer) -> bool:
         row = await pacer.after(await buffer.stats(), step=1, unreleased_steps=0, waits=prefetcher.waits)
         return row["pace/held_back"] == 1.0
 
@@ -93,6 +93,8 @@ async def test_the_learner_is_held_back_while_an_unfinished_group_would_become_t
         for ticket in await buffer.reserve("fast", version=1, count=GROUPS, wait_s=0):
             await buffer.commit("fast", group(ticket))
         assert await held_back()
+        shares = config(staleness={"max_age": 1}, environments=[{"type": "counting", "max_share": 0.5}, {"type": "nim"}])
+        assert not await held_back(Pacer(shares, buffer=buffer, fence=fence)), "a share may be what the batch waits for"
         for ticket in (straggler, spare):
             await buffer.commit("slow", group(ticket))
         batch = await fetch

@@ -22,6 +22,7 @@ from async_rl.models.shape import Experts, ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, StopReason, VersionSpan
+from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.generation import resolve
 from rollout_workers.inference.open_engine import reads_in_place, worker_gpus
 from rollout_workers.inference.replicas import EngineFleet
@@ -29,6 +30,7 @@ from rollout_workers.inference.replicas.frames import Generate, RequestDone, Soc
 from rollout_workers.inference.replicas.lockstep import LockstepCore, follow
 from rollout_workers.inference.replicas.routing import SLACK, Router
 from rollout_workers.inference.replicas.shared_weights import SharedWeights
+from rollout_workers.inference.rollout_engine import fetched_to
 
 CPU = torch.device("cpu")
 TOKENIZER_CONFIG = CharacterTokenizer(alphabet="abc")
@@ -121,6 +123,15 @@ def test_engines_beside_the_learner_on_the_only_gpu_read_weights_in_place(
     started = [spec for spec in process_specs(run, {}) if spec.name.startswith(("worker", "evaluator"))]
     assert {reads_in_place(run, spec.environment, visible) for spec in started} == {expected}
     assert not reads_in_place(run, {}, visible), "whoever starts a worker alone may have its learner elsewhere"
+
+
+def test_weights_that_such_an_engine_cannot_read_in_place_come_to_host_memory() -> None:
+    gpu = torch.device("cuda", 0)
+    for in_place, memory in ((True, CPU), (False, gpu)):
+        engine = MegatronEngine(
+            SHAPE, TOKENIZER, WorkerConfig(), GenerationArgs(), device=gpu, seed=1, dtype=torch.bfloat16, in_place=in_place
+        )
+        assert fetched_to(engine) == memory
 
 
 def test_a_worker_started_alone_begins_at_the_first_gpu() -> None:
