@@ -71,10 +71,12 @@ def measure(change: str, seed: int) -> list[float]:
         metrics, config = folder / "run" / "metrics.jsonl", f"{folder / 'run' / 'config.yaml'}"
         wait_for(metrics, CHANGE_AT, run)
         if change == "lost":
-            subprocess.run([COMMAND, "fleet", "drain", "worker-1", "@", config], env=environment, check=True, stdout=log)
+            listed = subprocess.run([COMMAND, "fleet", "ls", "@", config], env=environment, check=True, stdout=subprocess.PIPE)
+            worker = listed.stdout.decode().splitlines()[-1].split()[0]  # the learner comes first
+            subprocess.run([COMMAND, "fleet", "drain", worker, "@", config], env=environment, check=True, stdout=log)
         elif change == "joined":
-            worker = subprocess.Popen([COMMAND, "worker", "@", config], env=environment, stdout=log, stderr=log)
-            started.callback(end_to_end.stop, worker)
+            second = subprocess.Popen([COMMAND, "worker", "@", config], env=environment, stdout=log, stderr=log)
+            started.callback(end_to_end.stop, second)
         else:
             (folder / "slow").touch()
         wait_for(metrics, STEPS, run)
