@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.config import Config
 from async_rl.run_folders.folder import RunFolder
-from tests.support.run_history import check, lives
+from tests.support.run_history import check, lives, ranks_of_newest
 from tests.support.run_processes import Program, audit, finished, program, read_config, write_config
 from tests.support.waiting import until
 
@@ -209,12 +208,6 @@ def test_a_learner_goes_on_with_the_machine_that_is_left_and_takes_the_next_one_
             assert command.exit_code() == 0, command.output
         assert audit(path)["clean"]
         check(config, steps=steps_of(config))
-
-
-def ranks_of_newest(config: Config) -> int:
-    """Data-parallel ranks that have written the newest checkpoint."""
-    found = candidates(config.run_folder / "checkpoints")
-    return read_manifest(found[0]).layout.data if found else 0
 
 
 def hosts_of_learner(path: Path, made: Cluster) -> int:

@@ -110,3 +110,9 @@ def _check_tasks(run_folder: Path, trained: Sequence[int]) -> None:
     wrong = {task: times[task] for task in range(position.next_task) if times[task] != 1}
     assert not wrong, f"tasks, and how many groups stand for each: {wrong}"
     assert times.total() == position.next_task
+
+
+def ranks_of_newest(config: Config) -> int:
+    """Data-parallel ranks that have written the newest checkpoint."""
+    found = candidates(config.run_folder / "checkpoints")
+    return read_manifest(found[0]).layout.data if found else 0

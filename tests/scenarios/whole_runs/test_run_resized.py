@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.checkpoints.manifest import candidates, read_manifest
-from async_rl.config import Config
-from tests.support.run_history import check, last_step, lives
+from tests.support.run_history import check, last_step, lives, ranks_of_newest
 from tests.support.run_processes import audit, program, read_config, write_config
 from tests.support.waiting import until
 
@@ -41,9 +39,3 @@ def test_a_learner_resumes_with_fewer_ranks_and_with_more(tmp_path: Path) -> Non
     assert third.resumed_after > drained_after
     check(config, steps=steps)
     assert audit(path)["clean"]
-
-
-def ranks_of_newest(config: Config) -> int:
-    """Data-parallel ranks that have written the newest checkpoint."""
-    found = candidates(config.run_folder / "checkpoints")
-    return read_manifest(found[0]).layout.data if found else 0
