@@ -189,7 +189,7 @@ class GroupAgent(Agent, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A rollout worker as a receiver of weights."""
+    """A rollout worker, or an evaluator while it takes a version, as a receiver of weights."""
 
     id: str
     host: str
@@ -201,6 +201,8 @@ class Member:
     catches_up: str = ""
     """Source from which it is loading weights on its own (snapshot, another worker); "" if none. The learner does not push to
     it meanwhile."""
+    is_evaluator: bool = False
+    """It rolls out no groups, and leaves once it has the version."""
 
 
 class Board(Protocol):
@@ -217,7 +219,7 @@ class Board(Protocol):
     async def leave(self, member_id: str) -> None: ...
 
     async def members(self) -> list[Member]:
-        """The listed workers, ordered by id."""
+        """Those that are listed, ordered by id."""
         ...
 
     async def live_version(self) -> VersionRecord | None: ...

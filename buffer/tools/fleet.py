@@ -43,10 +43,11 @@ async def stop(run: OpenRun, _line: CommandLine) -> None:
 
 
 async def _processes(run: OpenRun) -> tuple[str, list[Member]]:
-    """Who holds the learner's lease (empty: no process), and the workers."""
+    """Who holds the learner's lease (empty: no process), and the workers. Evaluators are members only now and then."""
     if run.was_asleep:
         return "", []
-    return (await run.inspection.run_state()).learner, await _board(run).members_now()
+    members = await _board(run).members_now()
+    return (await run.inspection.run_state()).learner, [each for each in members if not each.is_evaluator]
 
 
 def _where(member: Member) -> str:

@@ -38,7 +38,12 @@ async def take_version(
     """Receive the first version of at least `at_step` optimizer steps; the engine keeps it."""
     host, device = socket.gethostname(), engine.device
     member = Member(
-        id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}", host=host, version=-1, device=str(device), gpu=gpu_of(device)
+        id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}",
+        host=host,
+        version=-1,
+        device=str(device),
+        gpu=gpu_of(device),
+        is_evaluator=True,
     )
     await post(board, MACHINES, own_machine(member.id, gpu_name(device)))
     wanted = specs(shape, resolve_dtype(resolve_device(config.device)))

@@ -26,7 +26,7 @@ from tests.support.waiting import until
 
 EVALUATION = ("--evaluation.every", 2, "--evaluation.tasks", 1, "--evaluation.samples", 1)
 PAGE, RUN = "docs/launch/by_hand.md", "shapes"
-SHARED = f"{{{RUN}}}:note:configuration"
+SHARED, MEMBERS = f"{{{RUN}}}:note:configuration", f"{{{RUN}}}:members"
 CREATE, LEARN, JOIN, LS, DRAIN, STOP = commands(PAGE)
 """buffer users create; learner; worker --join; fleet ls, fleet drain, fleet stop."""
 
@@ -129,6 +129,25 @@ def test_workers_join_by_an_address_and_an_operator_lists_drains_and_stops_them(
         assert evaluator.exit_code() == 0, evaluator.output
     assert audit(nodes.path)["clean"]
     assert list((config.run_folder / "checkpoints").iterdir())
+
+
+@pytest.mark.timeout(600)
+def test_an_evaluator_that_waits_for_a_version_is_no_worker_of_the_fleet(nodes: Nodes) -> None:
+    assert finished(nodes.first, *nodes.words(CREATE.line)).returncode == 0
+    with ExitStack() as started:
+        learner = nodes.learn(started)
+        always = (*EVALUATION, "--evaluation.every", 1)  # without workers, the version after the first never comes
+        evaluator = started.enter_context(program(nodes.first, "evaluator", "@", "run.yaml", *always))
+        evaluator.until_says("evaluated step 0")
+        until(lambda: nodes.redis.zcard(MEMBERS), "it is a member again", while_alive=evaluator)
+        (name,) = (found.decode() for found in nodes.redis.zrange(MEMBERS, 0, -1))
+
+        code, said = nodes.fleet(LS.line)
+        assert (code, said.startswith("learner  "), len(said.splitlines())) == (0, True, 1), said
+        code, said = nodes.fleet(DRAIN.line.replace("NAME", name))
+        assert (code, f"there is no worker {name!r}; there are none" in said) == (ConfigError.exit_code, True), said
+        assert nodes.fleet(STOP.line) == (0, "the fleet drains: the learner, workers: 0")
+        assert (learner.exit_code(), evaluator.exit_code()) == (0, 0), learner.output + evaluator.output
 
 
 @pytest.mark.timeout(600)
