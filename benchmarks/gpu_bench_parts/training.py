@@ -30,7 +30,7 @@ def mfu(shape: ModelShape, gib: float, recompute: str, machine: Machine, report:
         machine.require_memory("this model", gib=gib)
     row = _row(machine)
     shape = replace(shape if machine.is_gpu else SMALL, max_positions=row)
-    rank_group = _learner(shape, row, recompute)
+    rank_group = learner_of(shape, row, recompute)
     _train(machine, rank_group, shape, report, [row // 8] * 16, row)
     rank_group.stop()
 
@@ -41,7 +41,7 @@ def lengths(machine: Machine, report: Report) -> None:
     shape = replace(QWEN3_600M if machine.is_gpu else SMALL, max_positions=row)
     uneven = lognormal_lengths(64, median=row // 8, longest=row, seed=5)
     equal = [row] * (4 * max(1, round(sum(uneven) / row / 4)))  # groups of four
-    rank_group = _learner(shape, row, "selective")
+    rank_group = learner_of(shape, row, "selective")
     of_equal = _train(machine, rank_group, shape, report, equal, row, "equal_")
     report.note(uneven_over_equal=_train(machine, rank_group, shape, report, uneven, row, "uneven_") / of_equal)
     rank_group.stop()
@@ -51,7 +51,7 @@ def _row(machine: Machine) -> int:
     return ROW if machine.is_gpu else 256
 
 
-def _learner(shape: ModelShape, row: int, recompute: str) -> RankGroup:
+def learner_of(shape: ModelShape, row: int, recompute: str) -> RankGroup:
     given: dict[str, Any] = {
         "model": {"size": {"hidden": 128, "layers": 4, "heads": 4}},  # replaced by the given shape
         "environments": [{"type": "even_digits"}],

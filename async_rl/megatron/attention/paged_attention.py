@@ -15,7 +15,7 @@ from torch import Tensor
 from async_rl.errors import ConfigError
 from async_rl.megatron.attention.gathered_pages import gathered_attention
 from async_rl.megatron.attention.self_attention import Scores, SelfAttentionOfLayer
-from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, SelfAttention, attention_module
+from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, attention_module
 from async_rl.models.shape import ModelShape
 
 Kernels = Literal["auto", "triton", "torch"]
@@ -84,11 +84,20 @@ class PagedSelfAttention(SelfAttentionOfLayer):
 
 class GatheringSelfAttention(PagedSelfAttention):
     kernel = "torch gather"
+
+    @staticmethod
+    def has_kernels(device: torch.device) -> bool:
+        return False
+
     attend = staticmethod(gathered_attention)
 
 
 class TritonSelfAttention(PagedSelfAttention):
     kernel = "triton"
+
+    @staticmethod
+    def has_kernels(device: torch.device) -> bool:
+        return True  # on a CPU, in Triton's interpreter
 
     @staticmethod
     def attend(*args: Tensor, **options: Any) -> Tensor:
@@ -99,7 +108,7 @@ class TritonSelfAttention(PagedSelfAttention):
 
 def attention_for(
     device: torch.device, shape: ModelShape, page: int, kernels: Kernels = "auto", *, may_be_flash: bool = True
-) -> type[SelfAttention]:
+) -> type[SelfAttentionOfLayer]:
     """The attention class for pages of that many tokens on a device. Raises ConfigError as `uses_triton` does.
 
     It is Megatron's own where FlashAttention is installed, can read the pages and compute the model, and `may_be_flash`.
@@ -113,7 +122,7 @@ def attention_for(
         and page % FLASH_PAGE == 0
         and is_plain
     ):
-        return SelfAttention
+        return SelfAttentionOfLayer
     # Megatron asserts FlashAttention before it calls the method that we replace.
     attention_module.HAVE_FA3 = True
     return TritonSelfAttention if uses_triton(device, kernels) else GatheringSelfAttention
@@ -136,5 +145,5 @@ def _interprets() -> bool:
     return knobs.runtime.interpret
 
 
-def kernel_name(attention: type[SelfAttention]) -> str:
+def kernel_name(attention: type[SelfAttentionOfLayer]) -> str:
     return attention.kernel if issubclass(attention, PagedSelfAttention) else "flash-attention"

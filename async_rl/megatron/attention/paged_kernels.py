@@ -25,7 +25,7 @@ from torch import Tensor
 
 MIN_ROWS = 16
 """Rows of the smallest matrix instruction."""
-SHORTEST_SPLIT, LONGEST_SPLIT, MOST_SPLITS = 256, 4096, 64
+SHORTEST_SPLIT, LONGEST_SPLIT, MOST_SPLITS = 256, 8192, 64
 """Keys per split, and splits per request."""
 
 
@@ -97,7 +97,7 @@ def paged_attention(
     tile = Tile.of_decoding(shared, dim, q.element_size())
     parts = q.new_empty((requests, heads, splits, dim), dtype=torch.float32) if splits > 1 else out
     weights = q.new_empty((requests, heads, splits), dtype=torch.float32) if splits > 1 else out
-    _attend[(requests, kv_heads, splits)](
+    _attend[(kv_heads, requests, splits)](
         *given, parts, weights, scale_log2, *strides, requests, search,
         **sizes, ROWS=tile.rows, QUERIES=1, BLOCK=tile.block, SPLITS=splits, IS_DECODE_ONLY=is_decode_only,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -110,7 +110,7 @@ def paged_attention(
         tile = Tile.of_prompts(dim, q.element_size())
         heads_of_tile = _power_of_2(shared)
         queries = max(2, tile.rows // heads_of_tile)
-        _attend[(tokens // queries + requests, kv_heads, 1)](
+        _attend[(kv_heads, tokens // queries + requests, 1)](
             *given, out, out, scale_log2, *strides, requests, search,
             **sizes, ROWS=max(MIN_ROWS, queries * heads_of_tile), QUERIES=queries, BLOCK=tile.block, SPLITS=1,
             IS_DECODE_ONLY=False, num_warps=tile.warps, num_stages=tile.stages,
@@ -153,9 +153,11 @@ def _attend(
     SPLITS: tl.constexpr,
     IS_DECODE_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Programs: tiles x KV heads x splits. With splits, `out` gets means and `weights` base-2 logarithms of their weights."""
-    kv_head, split = tl.program_id(1), tl.program_id(2)
-    request, first = tl.program_id(0), 0
+    """Programs: KV heads x tiles x splits, so that those that read one page run together. With splits, `out` gets means and
+    `weights` base-2 logarithms of their weights.
+    """
+    kv_head, split = tl.program_id(0), tl.program_id(2)
+    request, first = tl.program_id(1), 0
     if QUERIES > 1:
         # The tiles of request r begin at starts[r] // QUERIES + r, which leaves room for all: find the last that begins here
         # or earlier.
@@ -203,7 +205,10 @@ def _attend(
     for first_key in range(begin, stop, BLOCK):
         key = first_key + tl.arange(0, BLOCK)
         is_key = key < stop
-        page = tl.load(table + request.to(tl.int64) * table_row + key // PAGE, mask=is_key, other=0).to(tl.int64)
+        if PAGE % BLOCK == 0:
+            page = tl.load(table + request.to(tl.int64) * table_row + first_key // PAGE).to(tl.int64)
+        else:
+            page = tl.load(table + request.to(tl.int64) * table_row + key // PAGE, mask=is_key, other=0).to(tl.int64)
         place = page * pool_page + key % PAGE * pool_token + kv_head * pool_head
         k = tl.load(keys + place[None, :] + lane[:, None], mask=is_key[None, :] & is_lane[:, None], other=0.0)
         v = tl.load(values + place[:, None] + lane[None, :], mask=is_key[:, None] & is_lane[None, :], other=0.0)
@@ -221,9 +226,9 @@ def _attend(
     mean /= tl.where(total > 0, total, 1.0)[:, None]
 
     if SPLITS == 1:
-        at = (start + query).to(tl.int64) * (tl.num_programs(1) * SHARED) + head
+        at = (start + query).to(tl.int64) * (tl.num_programs(0) * SHARED) + head
     else:
-        at = (request.to(tl.int64) * (tl.num_programs(1) * SHARED) + head) * SPLITS + split
+        at = (request.to(tl.int64) * (tl.num_programs(0) * SHARED) + head) * SPLITS + split
         tl.store(
             weights + at, tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf")), mask=is_row
         )

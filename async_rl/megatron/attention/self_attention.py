@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.attention.row_packing import RowPacking
 from async_rl.megatron.compat import (
     AttnMaskType,
+    IdentityOp,
     MegatronModule,
     PackedSeqParams,
     SelfAttention,
     TransformerConfig,
     is_layer_window_attention,
 )
+from async_rl.megatron.norms import Norm
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes of torch's fused kernels."""
@@ -57,7 +60,7 @@ class SelfAttentionOfLayer(SelfAttention):
     """Megatron's self-attention with our rotation, and the rotary embedding of its kind of layer.
 
     Megatron would look up a packed row's angles in every layer, wait for the device, and in some versions rotate sequence by
-    sequence. In an engine the context rotates (see engine/dynamic_engine.py).
+    sequence.
     """
 
     _rotation: Rotation | None = None
@@ -77,18 +80,18 @@ class SelfAttentionOfLayer(SelfAttention):
             if rotary_pos_emb.shape[-1] > self.hidden_size_per_attention_head:  # see rotary.JoinedRotary
                 everywhere, in_window = rotary_pos_emb.chunk(2, dim=-1)
                 rotary_pos_emb = in_window if is_windowed else everywhere
-            if inference_context is None:
-                dtype, factor = self.config.params_dtype, attention_factor(self.config)
-                if isinstance(packed_seq_params, RowPacking):
-                    self._rotation = packed_seq_params.rotation(is_windowed, rotary_pos_emb, dtype, factor)
-                else:
-                    self._rotation = Rotation.by(rotary_pos_emb, dtype, factor)
-                rotary_pos_emb = None
+            dtype, factor = self.config.params_dtype, attention_factor(self.config)
+            if inference_context is not None:
+                self._rotation = inference_context.rotation(rotary_pos_emb, dtype, self.config)
+            elif isinstance(packed_seq_params, RowPacking):
+                self._rotation = packed_seq_params.rotation(is_windowed, rotary_pos_emb, dtype, factor)
+            else:
+                self._rotation = Rotation.by(rotary_pos_emb, dtype, factor)
         try:
             return super().forward(
                 hidden_states,
                 *args,
-                rotary_pos_emb=rotary_pos_emb,  # pyright: ignore[reportArgumentType]
+                rotary_pos_emb=None,
                 packed_seq_params=packed_seq_params,  # pyright: ignore[reportArgumentType]
                 inference_context=inference_context,
                 **kwargs,
@@ -96,12 +99,38 @@ class SelfAttentionOfLayer(SelfAttention):
         finally:
             self._rotation = None
 
-    def get_query_key_value_tensors(self, *args: Any, **kwargs: Any) -> Any:
-        heads: Any = super().get_query_key_value_tensors(*args, **kwargs)
+    def get_query_key_value_tensors(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self._rotation is not None and self.has_kernels(hidden_states.device) and self._norms_heads_alone:
+            return self._by_kernels(hidden_states, self._rotation)
+        heads: Any = super().get_query_key_value_tensors(hidden_states, *args, **kwargs)
         query, key, *others = heads
         if self._rotation is not None:
             query, key = self._rotation.turn(query), self._rotation.turn(key)
         return query, key, *others
+
+    @staticmethod
+    def has_kernels(device: torch.device) -> bool:
+        """Whether heads are normed and rotated by Triton kernels."""
+        return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+    @property
+    def _norms_heads_alone(self) -> bool:
+        """Whether the norms of queries and keys, if there are any, are those that the kernels compute."""
+        return {type(self.q_layernorm), type(self.k_layernorm)} <= {Norm, IdentityOp, type(None)}
+
+    def _by_kernels(self, hidden_states: Tensor, rotation: Rotation) -> Any:
+        from async_rl.megatron.attention.head_kernels import HeadNorms, query_key_value  # late: not everyone has Triton
+
+        mixed, _ = self.linear_qkv(hidden_states)
+        query, key = self.q_layernorm, self.k_layernorm
+        has_norms = isinstance(query, Norm) and isinstance(key, Norm)
+        return query_key_value(
+            mixed,
+            rotation,
+            HeadNorms(query.weight, key.weight, query.eps or 0.0) if has_norms else None,
+            groups=self.num_query_groups_per_partition,
+            dim=self.hidden_size_per_attention_head,
+        )
 
 
 class PackedAttention(MegatronModule):

@@ -139,18 +139,12 @@ class _DecodeContext:
         # The first is for kernels that our attention does not use.
         return self._starts, self._inputs.lengths, self._longest
 
-    def apply_rotary_emb_query(self, query: Tensor, query_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
-        return self._rotation(query, query_emb, config).turn(query)
-
-    def apply_rotary_emb_key(self, key: Tensor, key_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
-        return self._rotation(key, key_emb, config).turn(key)
-
     def last_token_logits(self, hidden: Tensor) -> Tensor:
         return hidden[0]
 
-    def _rotation(self, heads: Tensor, angles: Tensor, config: TransformerConfig) -> Rotation:
+    def rotation(self, angles: Tensor, dtype: torch.dtype, config: TransformerConfig) -> Rotation:
         kind = int(angles.storage_offset())  # the angles of the two kinds of layers lie side by side
         if kind not in self._rotations:
             self._angles_read[angles.data_ptr()] = angles
-            self._rotations[kind] = Rotation.by(angles[self.positions], heads.dtype, attention_factor(config))
+            self._rotations[kind] = Rotation.by(angles[self.positions], dtype, attention_factor(config))
         return self._rotations[kind]

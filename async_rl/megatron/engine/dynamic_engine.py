@@ -70,18 +70,13 @@ class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssu
         self.rotations.clear()
         return super().initialize_attention_state(**arguments)
 
-    def apply_rotary_emb_query(self, query: Tensor, query_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
-        return self._rotation(query, query_emb, config).turn(query)
-
-    def apply_rotary_emb_key(self, key: Tensor, key_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
-        return self._rotation(key, key_emb, config).turn(key)
-
-    def _rotation(self, heads: Tensor, angles: Tensor, config: TransformerConfig) -> Rotation:
+    def rotation(self, angles: Tensor, dtype: torch.dtype, config: TransformerConfig) -> Rotation:
+        """Return the rotation of this step's tokens, from the angles of all positions."""
         kind = int(angles.storage_offset())  # the angles of the two kinds of layers lie side by side
         if kind not in self.rotations:
             on_device: Any = getattr(self, "gpu_view", self)  # some versions keep their books on the host
             positions = on_device.token_to_pos_ids[: self.padded_active_token_count]
-            self.rotations[kind] = Rotation.by(angles[positions], heads.dtype, attention_factor(config))
+            self.rotations[kind] = Rotation.by(angles[positions], dtype, attention_factor(config))
         return self.rotations[kind]
 
     def transfer_bookkeeping_to_gpu(self, *args: Any, record_done_event: bool = False, **kwargs: Any) -> Any:
