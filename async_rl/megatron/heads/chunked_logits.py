@@ -102,9 +102,9 @@ class HeadGradients:
             self._total = fused.main_grad if self._is_fused else weight.new_zeros(weight.shape, dtype=wide(weight.dtype))
 
     def add(self, tokens: slice, slope: Tensor) -> None:
-        """Add the gradients of a chunk, from those of its logits, which may be changed."""
+        """Add the gradients of a chunk, from those of its matrix product."""
         chunks = self._chunks
-        slope = chunks.over_temperature_(slope).to(chunks.hidden.dtype)
+        slope = slope.to(chunks.hidden.dtype)
         if self._of_hidden is not None:
             torch.mm(slope, chunks.weight, out=self._of_hidden[tokens])
         if self._total is not None:

@@ -59,7 +59,7 @@ class _Divergence(torch.autograd.Function):
             return apart.mul_(p).mul_(ctx.reverse).add_(p.sub_(q), alpha=1 - ctx.reverse).mul_(grads[0][tokens, None])
 
         for tokens in student:
-            gradients.add(tokens, slope(tokens))
+            gradients.add(tokens, student.over_temperature_(slope(tokens)))
         return *gradients.results(), None, None, None, None
 
 

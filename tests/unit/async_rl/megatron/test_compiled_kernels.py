@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from async_rl.megatron.attention.paged_kernels import number_of_splits, paged_attention
+from async_rl.megatron.heads.logit_kernels import row_scores, slopes
 from async_rl.megatron.swiglu_kernels import Swiglu
 from tests.support.compiled_kernels import compiling_for
 
@@ -74,4 +75,18 @@ def test_swiglu_compiles(gpu: str) -> None:
         out = Swiglu.apply(given.requires_grad_())
         out.sum().backward()
     assert [each.name for each in kernels] == ["_forward", "_backward"]
+    assert not any(each.spilled_bytes for each in kernels)
+
+
+@pytest.mark.parametrize("with_entropies", [False, True])
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_kernels_of_logits_compile(gpu: str, with_entropies: bool) -> None:
+    logits, targets, per_token = torch.zeros(3, 151_936), torch.zeros(3, dtype=torch.long), torch.zeros(3)
+    of_entropies = per_token if with_entropies else None
+    with compiling_for(gpu) as kernels:
+        row_scores(logits, targets, with_entropies=with_entropies)
+        slopes(logits, targets, per_token, per_token, per_token, of_entropies, factor=1.0, dtype=BF16)
+    for each in kernels:
+        print(gpu, with_entropies, each)
+    assert [each.name for each in kernels] == ["_read", "_slope"]
     assert not any(each.spilled_bytes for each in kernels)
