@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from async_rl.megatron.attention.self_attention import Scores, varlen_attention, varlen_kernel
+from async_rl.megatron.attention.scores import Scores
+from async_rl.megatron.attention.varlen import flash_attention_4, torch_varlen, varlen_kernel
 from async_rl.megatron.compat import PackedSeqParams
 from async_rl.megatron.model import packed_params
 from async_rl.megatron.swiglu import FusedSwiglu
@@ -24,24 +25,29 @@ HEADS, KV_HEADS = 16, 8
 
 
 def varlen(machine: Machine, report: Report) -> None:
-    """torch's variable-length attention: distance from float32 forward and backward, and its speed."""
+    """Variable-length attention, torch's and FlashAttention 4: distance from float32 forward and backward, and speed."""
     for dim in (32, 64, 128):
-        report.attempt(f"forward_distance_{dim}", lambda dim=dim: _distance_of_varlen(machine, dim, report))
+        report.attempt(f"forward_distance_{dim}", lambda dim=dim: _distance_of(torch_varlen, "", machine, dim, report))
     report.attempt("takes_fewer_key_heads", lambda: _fewer_key_heads(machine))
     for sequences in (4, 32):
-        report.attempt(f"ms_8k_tokens_{sequences}_sequences", lambda count=sequences: _varlen_ms(machine, count))
+        report.attempt(f"ms_8k_tokens_{sequences}_sequences", lambda count=sequences: _varlen_ms(torch_varlen, machine, count))
+    flash = flash_attention_4(machine.device, torch.bfloat16, HEADS, KV_HEADS, 128) if machine.is_gpu else None
+    report.note(runs_use_flash_attention_4="yes" if flash is not None else "no")
+    if flash is not None:
+        report.attempt("flash_4_forward_distance_128", lambda: _distance_of(flash, "flash_4_", machine, 128, report))
+        report.attempt("flash_4_ms_8k_tokens_4_sequences", lambda: _varlen_ms(flash, machine, 4))
 
 
-def _distance_of_varlen(machine: Machine, dim: int, report: Report) -> float:
+def _distance_of(kernel: Callable[..., Tensor], name: str, machine: Machine, dim: int, report: Report) -> float:
     packing, (query, key, value) = _packed(LENGTHS, machine), _heads(sum(LENGTHS), dim, machine)
     own = [each.detach().requires_grad_() for each in (query, key, value)]
     precise = [each.detach().float().requires_grad_() for each in (query, key, value)]
-    found = varlen_attention(*own, packing, Scores())
+    found = kernel(*own, packing, Scores())
     expected = torch.cat([_alone(*each) for each in zip(*(tensor.split(LENGTHS) for tensor in precise), strict=True)])
     direction = torch.randn_like(expected)
     (found.float() * direction).sum().backward()
     (expected * direction).sum().backward()
-    report.note(**{f"backward_distance_{dim}": max(_distance(a.grad, b.grad) for a, b in zip(own, precise, strict=True))})
+    report.note(**{f"{name}backward_distance_{dim}": max(_distance(a.grad, b.grad) for a, b in zip(own, precise, strict=True))})
     return _distance(found, expected)
 
 
@@ -55,14 +61,14 @@ def _fewer_key_heads(machine: Machine) -> float:
     packing, (query, key, value) = _packed(LENGTHS, machine), _heads(sum(LENGTHS), 128, machine)
     bounds = packing.cu_seqlens_q
     found = varlen_kernel()(query, key, value, bounds, bounds, packing.max_seqlen_q, packing.max_seqlen_q, window_size=(-1, 0))
-    return _distance(found, varlen_attention(query, key, value, packing, Scores()))
+    return _distance(found, torch_varlen(query, key, value, packing, Scores()))
 
 
-def _varlen_ms(machine: Machine, sequences: int) -> float:
+def _varlen_ms(kernel: Callable[..., Tensor], machine: Machine, sequences: int) -> float:
     total = 8192 if machine.is_gpu else 64
     lengths = [total // sequences] * sequences
     packing, heads = _packed(lengths, machine), [each.requires_grad_() for each in _heads(total, 128, machine)]
-    return 1e3 * seconds_of(machine, lambda: varlen_attention(*heads, packing, Scores()).sum().backward())
+    return 1e3 * seconds_of(machine, lambda: kernel(*heads, packing, Scores()).sum().backward())
 
 
 def sdpa(machine: Machine, report: Report) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from async_rl.errors import ConfigError
 from async_rl.megatron.attention.gathered_pages import gathered_attention
-from async_rl.megatron.attention.self_attention import Scores, SelfAttentionOfLayer
+from async_rl.megatron.attention.scores import Scores
+from async_rl.megatron.attention.self_attention import SelfAttentionOfLayer
 from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, attention_module
 from async_rl.models.shape import ModelShape
 

@@ -1,12 +1,8 @@
-"""Attention over packed rows in plain torch, for Megatron's local layers without Transformer Engine."""
+"""Self-attention, and attention over packed rows in plain torch, for Megatron's local layers without Transformer Engine."""
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +14,8 @@ from async_rl.megatron.attention.context_parallel import RowShards, ShardedPacki
 from async_rl.megatron.attention.rope_scaling import attention_factor
 from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.attention.row_packing import RowPacking
+from async_rl.megatron.attention.scores import Scores
+from async_rl.megatron.attention.varlen import can_use_varlen, varlen_attention
 from async_rl.megatron.compat import (
     AttnMaskType,
     IdentityOp,
@@ -25,35 +23,11 @@ from async_rl.megatron.compat import (
     PackedSeqParams,
     SelfAttention,
     TransformerConfig,
-    is_layer_window_attention,
 )
 from async_rl.megatron.norms import Norm
 
-FUSED_DTYPES = (torch.bfloat16, torch.float16)
-"""Dtypes of torch's fused kernels."""
 WORTHWHILE_PADDING = 2.0
 """Compute sequences as one padded batch if it has at most this many times their tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How a layer computes the attention scores of a token."""
-
-    scale: float | None = None
-    """Factor of the scores; None: 1 / sqrt(dimension of a head)."""
-    window: int | None = None
-    """The last tokens that a token attends to, itself included; None: all."""
-
-    @classmethod
-    def of_layer(cls, config: TransformerConfig, layer_number: int, scale: float | None = None) -> Scores:
-        window, skipped = config.window_size, config.window_attn_skip_freq
-        is_windowed = is_layer_window_attention(window, skipped, layer_number)  # pyright: ignore[reportArgumentType]
-        return cls(scale, window[0] + 1 if is_windowed and window is not None else None)
-
-    @property
-    def window_size(self) -> tuple[int, int]:
-        """The window as torch's and FlashAttention's kernels take it."""
-        return (-1 if self.window is None else self.window - 1), 0
 
 
 class SelfAttentionOfLayer(SelfAttention):
@@ -262,71 +236,3 @@ def _attend_to_prefixes(query: Tensor, key: Tensor, value: Tensor, prefix: Packe
         for q, k, v in zip(query.split(askers), key.split(asked), value.split(asked), strict=True)
     ]
     return torch.cat(pieces)
-
-
-def can_use_varlen(query: Tensor) -> bool:
-    return query.is_cuda and query.dtype in FUSED_DTYPES
-
-
-def varlen_kernel() -> Callable[..., Any]:
-    """torch's variable-length attention. Imported on use, because it imports torch's compiler."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen_attn
-
-
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scores: Scores) -> Tensor:
-    """One fused kernel for the whole row. Emulates arguments that older torch releases lack."""
-    kernel = varlen_kernel()
-    known = inspect.signature(kernel).parameters
-    options: dict[str, Any] = {"window_size": scores.window_size} if "window_size" in known else {"is_causal": True}
-    if scores.window is not None and "window_size" not in known:
-        raise NotImplementedError("torch's varlen attention has no sliding windows in this release; use a newer torch")
-    if query.shape[1] != key.shape[1]:
-        if "enable_gqa" in known:
-            options["enable_gqa"] = True
-        elif not takes_fewer_kv_heads(kernel, query.device, query.dtype, query.shape[1], key.shape[1], query.shape[2]):
-            key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
-    if scores.scale is not None:
-        if "scale" in known:
-            options["scale"] = scores.scale
-        else:
-            query = query * (scores.scale * query.shape[-1] ** 0.5)
-    out = kernel(
-        query, key, value, packing.cu_seqlens_q, packing.cu_seqlens_kv, packing.max_seqlen_q, packing.max_seqlen_kv, **options
-    )
-    assert isinstance(out, Tensor)
-    return out
-
-
-@cache
-def takes_fewer_kv_heads(
-    kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
-) -> bool:
-    """Whether a kernel without the argument `enable_gqa` shares each key head among query heads, gradients included.
-
-    Tried once with a few tokens, because releases differ and none says it.
-    """
-    generator = torch.Generator(device).manual_seed(0)
-    sizes = [(4, count, dim) for count in (heads, kv_heads, kv_heads)]
-    given = [torch.randn(size, generator=generator, device=device, dtype=dtype) for size in sizes]
-    bounds = torch.tensor([0, 4], dtype=torch.int32, device=device)
-
-    def tried(*, repeat: bool) -> list[Tensor]:
-        query, *pair = [each.clone().requires_grad_() for each in given]
-        key, value = [_repeated(each, heads) if repeat else each for each in pair]
-        out = kernel(query, key, value, bounds, bounds, 4, 4)
-        return [out.detach(), *torch.autograd.grad(out.square().sum(), [query, *pair])]
-
-    try:
-        shared = tried(repeat=False)
-    except (RuntimeError, ValueError):
-        return False
-    return all(
-        found.shape == wanted.shape and torch.allclose(found, wanted, atol=0.1, rtol=0.05)
-        for found, wanted in zip(shared, tried(repeat=True), strict=True)
-    )
-
-
-def _repeated(heads: Tensor, count: int) -> Tensor:
-    return heads.repeat_interleave(count // heads.shape[1], dim=1)

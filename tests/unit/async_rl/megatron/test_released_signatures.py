@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from async_rl.megatron.attention.self_attention import Scores, varlen_attention
+from async_rl.megatron.attention.scores import Scores
+from async_rl.megatron.attention.varlen import varlen_attention
 from async_rl.megatron.compat import attention_module
 from async_rl.megatron.model import packed_params
 from tests.support.signatures.calls import Call, calls_in, imports_of, inherited_constructions, product_calls

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from async_rl.megatron.attention.self_attention import takes_fewer_kv_heads
+from async_rl.megatron.attention.varlen import takes_fewer_kv_heads
 
 CPU = torch.device("cpu")
 

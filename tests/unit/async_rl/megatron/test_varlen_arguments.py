@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from async_rl.megatron.attention.self_attention import Scores, varlen_attention
+from async_rl.megatron.attention.scores import Scores
+from async_rl.megatron.attention.varlen import varlen_attention
 from async_rl.megatron.model import packed_params
 
 
