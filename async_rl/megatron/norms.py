@@ -14,7 +14,11 @@ from async_rl.megatron.compat import (
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
+from async_rl.megatron.has_triton import has_kernels
 from async_rl.models.shape import ModelShape
+
+WIDEST = 8192
+"""Numbers of a row that the kernel of the backward pass holds."""
 
 
 class Norm(nn.RMSNorm):
@@ -23,6 +27,13 @@ class Norm(nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: object) -> None:
         super().__init__(hidden_size, eps=eps)
         self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() or not has_kernels(x.device) or len(self.weight) > WIDEST:
+            return super().forward(x)
+        from async_rl.megatron.norm_kernels import RmsNorm  # late: not everyone has Triton
+
+        return RmsNorm.apply(x, self.weight, self.eps)  # pyright: ignore[reportReturnType]
 
 
 class CenteredNorm(Norm):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from async_rl.megatron.compat import TransformerConfig
+from async_rl.megatron.has_triton import has_kernels
 from async_rl.models.shape import ModelShape
 
 
 def fuses_swiglu(shape: ModelShape, device: torch.device) -> bool:
     """Whether the model's activation is SwiGLU and the device has the kernel."""
-    return shape.activation == "silu" and device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return shape.activation == "silu" and has_kernels(device)
 
 
 class FusedSwiglu(nn.Module):

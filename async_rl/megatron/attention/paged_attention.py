@@ -5,7 +5,6 @@ Replaces Megatron's method, which needs FlashAttention: by a Triton kernel on GP
 
 from __future__ import annotations
 
-import importlib.util
 from abc import abstractmethod
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from async_rl.megatron.attention.gathered_pages import gathered_attention
 from async_rl.megatron.attention.scores import Scores
 from async_rl.megatron.attention.self_attention import SelfAttentionOfLayer
 from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, attention_module
+from async_rl.megatron.has_triton import has_triton
 from async_rl.models.shape import ModelShape
 
 Kernels = Literal["auto", "triton", "torch"]
@@ -133,10 +133,9 @@ def uses_triton(device: torch.device, kernels: Kernels) -> bool:
     """Whether the engine's kernels are those in Triton. Raises ConfigError if they are wanted and cannot run."""
     if kernels == "torch":
         return False
-    has_triton = importlib.util.find_spec("triton") is not None
-    if kernels == "triton" and not (has_triton and (device.type == "cuda" or _interprets())):
+    if kernels == "triton" and not (has_triton() and (device.type == "cuda" or _interprets())):
         raise ConfigError("worker.kernels: triton needs a GPU and the package triton; auto chooses by device")
-    return has_triton and (device.type == "cuda" or kernels == "triton")
+    return has_triton() and (device.type == "cuda" or kernels == "triton")
 
 
 def _interprets() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +23,7 @@ from async_rl.megatron.compat import (
     SelfAttention,
     TransformerConfig,
 )
+from async_rl.megatron.has_triton import has_kernels
 from async_rl.megatron.norms import Norm
 
 WORTHWHILE_PADDING = 2.0
@@ -85,7 +85,7 @@ class SelfAttentionOfLayer(SelfAttention):
     @staticmethod
     def has_kernels(device: torch.device) -> bool:
         """Whether heads are normed and rotated by Triton kernels."""
-        return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        return has_kernels(device)
 
     @property
     def _norms_heads_alone(self) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from async_rl.megatron.has_triton import has_kernels
 from async_rl.megatron.heads.chunked_logits import IMPOSSIBLE, LogitChunks, log_share, wide
 from async_rl.megatron.parallel import all_reduced, tensor_group
 from async_rl.megatron.truncation import thresholds
@@ -159,5 +159,5 @@ class FusedChoices(Choices):
 
 def choices_on(hidden: Tensor) -> type[Choices]:
     """How choices are scored where hidden states are: by kernels on a GPU that has them, for logits in float32."""
-    is_fused = hidden.is_cuda and wide(hidden.dtype) is torch.float32 and importlib.util.find_spec("triton") is not None
+    is_fused = wide(hidden.dtype) is torch.float32 and has_kernels(hidden.device)
     return FusedChoices if is_fused else Choices

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from async_rl.megatron.attention.head_kernels import HeadNorms, query_key_value
 from async_rl.megatron.attention.paged_kernels import number_of_splits, paged_attention
+from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.heads.logit_kernels import row_scores, slopes
+from async_rl.megatron.norm_kernels import RmsNorm
 from async_rl.megatron.swiglu_kernels import Swiglu
 from tests.support.compiled_kernels import compiling_for
 
@@ -89,4 +92,21 @@ def test_kernels_of_logits_compile(gpu: str, with_entropies: bool) -> None:
     for each in kernels:
         print(gpu, with_entropies, each)
     assert [each.name for each in kernels] == ["_read", "_slope"]
+    assert not any(each.spilled_bytes for each in kernels)
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_heads_and_norms_compile(gpu: str) -> None:
+    mixed = torch.zeros(5, 1, 8 * 4 * 128, dtype=BF16, requires_grad=True)
+    weights = [torch.ones(128, dtype=BF16, requires_grad=True) for _ in range(2)]
+    rotation = Rotation.by(torch.zeros(5, 1, 1, 128), BF16)
+    with compiling_for(gpu) as kernels:
+        for each in query_key_value(mixed, rotation, HeadNorms(*weights, 1e-6), groups=8, dim=128):
+            each.sum().backward(retain_graph=True)
+        for width in (1024, 5120, 8192):
+            row = torch.zeros(5, width, dtype=BF16, requires_grad=True)
+            RmsNorm.apply(row, torch.ones(width, dtype=BF16, requires_grad=True), 1e-6).sum().backward()
+    for each in kernels:
+        print(gpu, each)
+    assert {each.name for each in kernels} == {"_forward", "_backward"}
     assert not any(each.spilled_bytes for each in kernels)
