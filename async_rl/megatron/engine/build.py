@@ -32,6 +32,10 @@ with host.importing():
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 
+AT_ONCE = 16
+"""Remembered blocks that are given up together."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """Settings of an engine, from the `worker` section."""
@@ -41,6 +45,19 @@ class EngineSettings:
     max_requests: int
     prompt_tokens_per_step: int
     reuse_prefixes: bool
+
+
+class EvictingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
+    """The context since megatron-core 0.17, which would pause requests for want of blocks while some are only remembered."""
+
+    def resume_paused_requests(self, *args: Any, **kwargs: Any) -> Any:
+        blocks = self.kv_block_allocator
+        missing = self.paused_request_count - blocks.total_avail
+        if missing > 0 and blocks.enable_prefix_caching:
+            remembered = int(blocks.get_evictable_block_count())
+            # A search for the oldest costs as much for many as for one.
+            blocks.evict_lru_blocks(min(remembered, max(missing, AT_ONCE)))
+        return super().resume_paused_requests(*args, **kwargs)
 
 
 class ConfiguredEngine(Engine):
@@ -58,6 +75,25 @@ class ConfiguredEngine(Engine):
         blocks.kv_hash_to_block_id.clear()
         if (partial := self.context.chunked_prefill_request_id) != -1:
             self.get_request(partial).precomputed_block_hashes.clear()
+
+    def post_process_requests(
+        self,
+        request_ids: Tensor,
+        finished: Tensor,
+        evicted: Tensor | None,
+        step_s: float,
+        sample: Tensor,
+        *args: Any,
+        **more: Any,
+    ) -> Any:
+        """Record the tokens of a step. Megatron's own keeps statistics of each, which takes longer than all the rest."""
+        partial = {self.context.chunked_prefill_request_id, more.get("consumed_chunked_prefill_request_id", -1)}
+        if partial != {-1} or len(finished) or evicted is not None:
+            return super().post_process_requests(request_ids, finished, evicted, step_s, sample, *args, **more)
+        running = request_ids.tolist()
+        for request, token in zip(running, sample.tolist(), strict=True):
+            self.requests[request].record[-1].generated_tokens.append(token)
+        return running, []
 
     @property
     def memory(self) -> KVCacheUsage:
@@ -204,7 +240,7 @@ def _build_with_config(model: GPTModel, shape: ModelShape, settings: EngineSetti
         PrefixCachingEvictionPolicy,
     )
 
-    context = Context(
+    context = EvictingContext(
         model.config,
         InferenceConfig(
             max_sequence_length=shape.context_tokens,

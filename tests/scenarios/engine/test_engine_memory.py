@@ -104,6 +104,20 @@ async def test_a_full_cache_forgets_the_end_of_a_prefix_first() -> None:
         assert running.metrics.prefix_tokens_reused - before == 3 * BLOCK
 
 
+async def test_requests_take_the_blocks_of_remembered_prefixes_without_a_pause() -> None:
+    tokens = 4 * BLOCK - 2
+    async with engine(tokenizer=ENDLESS, worker=cache_of(blocks=21)) as running:
+        await running.swap(0, weights(1))
+        for first in range(4, 10):
+            await running.generate(row_of(5 * BLOCK, first), GenerationArgs(max_tokens=1))
+        before = running.metrics.steps
+        found = await sampled(running, [row_of(2, first) for first in range(6, 10)], max_tokens=tokens)
+        assert running.metrics.steps - before <= tokens + 1
+        assert running.metrics.preemptions == 0
+    for first, completion in zip(range(6, 10), found, strict=True):
+        is_exact(row_of(2, first), completion)
+
+
 @ours
 async def test_a_prompt_in_chunks_keeps_its_claim_to_the_room_that_it_was_let_in_for() -> None:
     """Beside it two others grow; together they need more than the ten blocks, also while it is half computed."""
