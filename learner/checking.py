@@ -16,7 +16,7 @@ from async_rl.config.training import AnyRun
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
 from async_rl.launch.preflight import CannotCheck, answer, shape_to_check
-from async_rl.megatron.layers import refuse_own_norms, require_transformer_engine
+from async_rl.megatron.layers.specs import refuse_own_norms, require_transformer_engine
 from async_rl.megatron.model import check_division
 from async_rl.megatron.parallel import ModelParallelSizes, resolve_device
 from async_rl.plan.gpus import Gpus, problems, with_cache

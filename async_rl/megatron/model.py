@@ -22,11 +22,11 @@ from async_rl.megatron.experts import options as experts
 from async_rl.megatron.experts.grouped import fits_grouped_products
 from async_rl.megatron.heads import output_layer, value_head
 from async_rl.megatron.heads.packed_output import PackedOutput
-from async_rl.megatron.layers import LayerSpec, block_spec
-from async_rl.megatron.norms import attach_post_norms
+from async_rl.megatron.layers.norms import attach_post_norms
+from async_rl.megatron.layers.specs import LayerSpec, block_spec
+from async_rl.megatron.layers.swiglu import fuses_swiglu
 from async_rl.megatron.parallel import ModelParallelSizes, context_group, current_parallel_sizes
 from async_rl.megatron.parameters.full_parameters import bare, initialize_parameters, padded_vocab
-from async_rl.megatron.swiglu import fuses_swiglu
 from async_rl.models.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]

@@ -158,7 +158,9 @@ def _attention(shape: ModelShape, compute: Compute) -> float:
         always += element * (4 * shape.head_dim + queries + 2 * keys * parallel.context)
         return always + (mixed + element * queries if shape.qk_norm else 0.0)
     if not compute.on_cpu:
-        return always + mixed + element * keys + (element * queries if shape.qk_norm else 0.0)
+        # kernels norm and rotate heads at once, unless the norm is of another kind
+        has_norms_apart = shape.qk_norm and (shape.qk_norm_over != "head" or shape.centered_norms)
+        return always + mixed + element * keys + (element * queries if has_norms_apart else 0.0)
     by_sequence = element * (queries + 2 * keys)
     if not shape.qk_norm:
         return always + by_sequence

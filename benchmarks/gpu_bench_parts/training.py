@@ -15,6 +15,7 @@ from learner_parts.rollouts import groups_of, lognormal_lengths
 
 from async_rl.config import Config
 from async_rl.models.shape import ModelShape
+from async_rl.plan.memory import memory_plan, total
 from learner.batches.batch import pack_batch
 from learner.ranks.rank_group import RankGroup
 
@@ -31,6 +32,7 @@ def mfu(shape: ModelShape, gib: float, recompute: str, machine: Machine, report:
     row = _row(machine)
     shape = replace(shape if machine.is_gpu else SMALL, max_positions=row)
     rank_group = learner_of(shape, row, recompute)
+    report.note(planned_gib=planned_gib(shape, row, recompute))
     _train(machine, rank_group, shape, report, [row // 8] * 16, row)
     rank_group.stop()
 
@@ -52,13 +54,23 @@ def _row(machine: Machine) -> int:
 
 
 def learner_of(shape: ModelShape, row: int, recompute: str) -> RankGroup:
+    return RankGroup(_config(row, recompute), REINFORCE, shape)
+
+
+def planned_gib(shape: ModelShape, row: int, recompute: str) -> float:
+    """Return the plan of a learner that pushes nothing."""
+    parts = memory_plan(_config(row, recompute), shape).learner
+    return total(part for part in parts if part.name != "packed weights") / 2**30
+
+
+def _config(row: int, recompute: str) -> Config:
     given: dict[str, Any] = {
         "model": {"size": {"hidden": 128, "layers": 4, "heads": 4}},  # replaced by the given shape
         "environments": [{"type": "even_digits"}],
         "batch": {"bin_tokens": row},
         "learner": {"steps": 100, "recompute": recompute, "optimizer": {"learning_rate": 1e-5}},
     }
-    return RankGroup(Config.model_validate(given), REINFORCE, shape)
+    return Config.model_validate(given)
 
 
 def _train(

@@ -15,8 +15,8 @@ from torch.nn import functional
 from async_rl.megatron.attention.scores import Scores
 from async_rl.megatron.attention.varlen import flash_attention_4, torch_varlen, varlen_kernel
 from async_rl.megatron.compat import PackedSeqParams
+from async_rl.megatron.layers.swiglu import FusedSwiglu
 from async_rl.megatron.model import packed_params
-from async_rl.megatron.swiglu import FusedSwiglu
 from gpu_checks.ceilings import seconds_of
 from gpu_checks.report import Checks, Machine, Report
 

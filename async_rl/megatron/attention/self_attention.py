@@ -24,7 +24,7 @@ from async_rl.megatron.compat import (
     TransformerConfig,
 )
 from async_rl.megatron.has_triton import has_kernels
-from async_rl.megatron.norms import Norm
+from async_rl.megatron.layers.norms import Norm
 
 WORTHWHILE_PADDING = 2.0
 """Compute sequences as one padded batch if it has at most this many times their tokens."""
@@ -95,13 +95,13 @@ class SelfAttentionOfLayer(SelfAttention):
     def _by_kernels(self, hidden_states: Tensor, rotation: Rotation) -> Any:
         from async_rl.megatron.attention.head_kernels import HeadNorms, query_key_value  # late: not everyone has Triton
 
-        mixed, _ = self.linear_qkv(hidden_states)
-        query, key = self.q_layernorm, self.k_layernorm
-        has_norms = isinstance(query, Norm) and isinstance(key, Norm)
+        modules: Any = self
+        mixed, _ = modules.linear_qkv(hidden_states)
+        query, key = modules.q_layernorm, modules.k_layernorm
         return query_key_value(
             mixed,
             rotation,
-            HeadNorms(query.weight, key.weight, query.eps or 0.0) if has_norms else None,
+            HeadNorms(query.weight, key.weight, query.eps or 0.0) if isinstance(query, Norm) else None,
             groups=self.num_query_groups_per_partition,
             dim=self.hidden_size_per_attention_head,
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.megatron import host
-from async_rl.megatron.swiglu import FusedSwiglu
+from async_rl.megatron.layers.swiglu import FusedSwiglu
 from async_rl.models.shape import ModelShape
 
 with host.importing():

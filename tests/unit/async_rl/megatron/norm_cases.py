@@ -7,8 +7,8 @@ import json
 import torch
 from torch.nn import functional
 
-from async_rl.megatron import norm_kernels
-from async_rl.megatron.norm_kernels import RmsNorm
+from async_rl.megatron.layers import norm_kernels
+from async_rl.megatron.layers.norm_kernels import RmsNorm
 
 EPS = 1e-6
 

@@ -7,7 +7,7 @@ import json
 import torch
 from torch.nn import functional
 
-from async_rl.megatron.swiglu_kernels import Swiglu
+from async_rl.megatron.layers.swiglu_kernels import Swiglu
 
 
 def difference(shape: tuple[int, ...], dtype: torch.dtype) -> float:

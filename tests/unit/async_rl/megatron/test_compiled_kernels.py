@@ -7,8 +7,8 @@ from async_rl.megatron.attention.head_kernels import HeadNorms, query_key_value
 from async_rl.megatron.attention.paged_kernels import number_of_splits, paged_attention
 from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.heads.logit_kernels import row_scores, slopes
-from async_rl.megatron.norm_kernels import RmsNorm
-from async_rl.megatron.swiglu_kernels import Swiglu
+from async_rl.megatron.layers.norm_kernels import RmsNorm
+from async_rl.megatron.layers.swiglu_kernels import Swiglu
 from tests.support.compiled_kernels import compiling_for
 
 MODELS = {

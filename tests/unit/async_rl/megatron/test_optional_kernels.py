@@ -10,11 +10,12 @@ from tests.support.repository import ROOT, module_environment
 
 ASKED = """
 from async_rl.errors import ConfigError
-from async_rl.megatron import compat, layers
+from async_rl.megatron import compat
+from async_rl.megatron.layers import specs
 
 print(compat.HAVE_TRANSFORMER_ENGINE, compat.HAVE_FLASH_ATTENTION)
 try:
-    layers.require_transformer_engine()
+    specs.require_transformer_engine()
 except ConfigError as error:
     print(error)
 """

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from async_rl.megatron import host, parallel
-from async_rl.megatron.layers import LayerSpec
+from async_rl.megatron.layers.specs import LayerSpec
+from async_rl.megatron.layers.swiglu import FusedSwiglu, fuses_swiglu
 from async_rl.megatron.model import build_model, forward_packed, pack, transformer_config
-from async_rl.megatron.swiglu import FusedSwiglu, fuses_swiglu
 from async_rl.models.shape import Experts, ModelShape
 from tests.support.interpreted import interpreted
 

@@ -19,6 +19,6 @@ def test_the_kernels_compute_what_whole_logits_in_float64_give() -> None:
 
 @pytest.mark.parametrize(("dtype", "on_gpu"), [(torch.bfloat16, FusedChoices), (torch.float64, Choices)])
 def test_a_gpu_has_them_for_logits_in_float32(dtype: torch.dtype, on_gpu: type[Choices]) -> None:
-    on_a_gpu: Any = SimpleNamespace(is_cuda=True, dtype=dtype)
+    on_a_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=dtype)
     assert choices_on(on_a_gpu) is on_gpu
     assert choices_on(torch.zeros(1, dtype=dtype)) is Choices

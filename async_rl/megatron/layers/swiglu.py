@@ -24,7 +24,7 @@ class FusedSwiglu(nn.Module):
 
     def forward(self, given: Tensor) -> Tensor:
         if given.is_cuda:
-            from async_rl.megatron.swiglu_kernels import Swiglu
+            from async_rl.megatron.layers.swiglu_kernels import Swiglu
 
             return Swiglu.apply(given)  # pyright: ignore[reportReturnType]
         left, right = given.chunk(2, dim=-1)

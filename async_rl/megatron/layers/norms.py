@@ -31,7 +31,7 @@ class Norm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled() or not has_kernels(x.device) or len(self.weight) > WIDEST:
             return super().forward(x)
-        from async_rl.megatron.norm_kernels import RmsNorm  # late: not everyone has Triton
+        from async_rl.megatron.layers.norm_kernels import RmsNorm  # late: not everyone has Triton
 
         return RmsNorm.apply(x, self.weight, self.eps)  # pyright: ignore[reportReturnType]
 

@@ -26,8 +26,8 @@ from async_rl.megatron.compat import (
 )
 from async_rl.megatron.experts.grouped import GroupedExperts
 from async_rl.megatron.experts.routing import ObservedRouter
-from async_rl.megatron.norms import KeyNorm, QueryNorm, norm_of
-from async_rl.megatron.swiglu import FusedSwiglu
+from async_rl.megatron.layers.norms import KeyNorm, QueryNorm, norm_of
+from async_rl.megatron.layers.swiglu import FusedSwiglu
 from async_rl.models.shape import Experts, ModelShape
 
 LayerSpec = Literal["local", "transformer_engine"]
