@@ -150,8 +150,8 @@ class RedisLiveSource:
         return f"{max(0, round((time.time() - seconds) * 1000))}-0"
 
     def _workers(self, members: Sequence[Member]) -> tuple[WorkerState, ...]:
-        """Those that are listed, and those that have posted lately but are gone."""
-        listed = {member.id: member for member in members}
+        """Those that are listed, without evaluators, and those that have posted lately but are gone."""
+        listed = {member.id: member for member in members if not member.is_evaluator}
         return tuple(self._worker(name, listed.get(name)) for name in sorted({*listed, *self._counters}))
 
     def _worker(self, name: str, member: Member | None) -> WorkerState:

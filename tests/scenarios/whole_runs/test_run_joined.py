@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -16,8 +17,11 @@ import pytest
 import yaml
 
 from async_rl import __version__
+from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, ConfigError, FleetMismatch
+from async_rl.view.live import LiveState, WorkerState
 from buffer.server.embedded.programs import find_binary
+from buffer.view.live_run import RedisLiveSource
 from tests.support.page_commands import commands
 from tests.support.private_server import client_of, private_server
 from tests.support.run_history import last_step
@@ -146,8 +150,17 @@ def test_an_evaluator_that_waits_for_a_version_is_no_worker_of_the_fleet(nodes: 
         assert (code, said.startswith("learner  "), len(said.splitlines())) == (0, True, 1), said
         code, said = nodes.fleet(DRAIN.line.replace("NAME", name))
         assert (code, f"there is no worker {name!r}; there are none" in said) == (ConfigError.exit_code, True), said
+        assert asyncio.run(shown_workers(read_config(nodes.path))) == ()
         assert nodes.fleet(STOP.line) == (0, "the fleet drains: the learner, workers: 0")
         assert (learner.exit_code(), evaluator.exit_code()) == (0, 0), learner.output + evaluator.output
+
+
+async def shown_workers(config: Config) -> tuple[WorkerState, ...]:
+    """Workers on the page of `async-rl view`."""
+    async with RedisLiveSource(config) as run:
+        state = await run.read()
+        assert isinstance(state, LiveState), state
+        return state.workers
 
 
 @pytest.mark.timeout(600)
