@@ -2,7 +2,8 @@
 
 usage: python benchmarks/gpu_profile.py [--json PATH] [--rows N] [decode:BATCH:CONTEXT | train:ROW:SEQUENCES:RECOMPUTE] ...
 
-Qwen3-0.6B's dimensions, random weights. `idle` is the share of a step in which the device computes nothing.
+Qwen3-0.6B's dimensions, random weights; training has two rows. `idle` is the share of a step in which the device computes
+nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -29,6 +31,7 @@ from learner.batches.batch import pack_batch
 
 DEFAULT = ("decode:64:512", "decode:64:4096", "train:32768:8:none")
 STEPS = 4
+GPU = torch.device("cuda", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +81,12 @@ def profiled(work: str, step: Callable[[], object]) -> Profile:
 
 
 def _short(name: str) -> str:
-    """A kernel's name without the arguments of its templates that say nothing."""
+    """The beginning of a kernel's name, without what all of torch's share."""
     return re.sub(r"\s+", " ", name.replace("at::native::", "").replace("void ", ""))[:150]
 
 
-def decode(machine: Machine, work: str, batch: int, context: int) -> Profile:
-    decoder = Decoder(machine, replace(QWEN3_600M, max_positions=8192), room_for=[(batch, context + 256)])
+def decode(work: str, batch: int, context: int) -> Profile:
+    decoder = Decoder(Machine(device=GPU), replace(QWEN3_600M, max_positions=8192), room_for=[(batch, context + 256)])
     running = decoder.start(batch, context, tokens=200)
     decoder.step_until(lambda: all(each.token_ids for each in running))
     found = profiled(work, decoder.core.step)
@@ -92,9 +95,7 @@ def decode(machine: Machine, work: str, batch: int, context: int) -> Profile:
     return found
 
 
-def train(machine: Machine, work: str, row: int, sequences: int, recompute: str) -> Profile:
-    """Two rows, each of so many sequences."""
-    del machine
+def train(work: str, row: int, sequences: int, recompute: str) -> Profile:
     shape = replace(QWEN3_600M, max_positions=row)
     learner = learner_of(shape, row, recompute)
     groups = groups_of([row // sequences] * (2 * sequences), group_size=4, vocab_size=shape.vocab_size, seed=3)
@@ -104,20 +105,29 @@ def train(machine: Machine, work: str, row: int, sequences: int, recompute: str)
     return found
 
 
+def run(work: str) -> Profile:
+    kind, *sizes = work.split(":")
+    return decode(work, *map(int, sizes)) if kind == "decode" else train(work, int(sizes[0]), int(sizes[1]), sizes[2])
+
+
+def work_of(text: str) -> str:
+    """Check an argument: argparse shows the usage if this raises."""
+    if not re.fullmatch(r"decode:\d+:\d+|train:\d+:\d+:(none|selective|full)", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither decode:BATCH:CONTEXT nor train:ROW:SEQUENCES:RECOMPUTE")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", nargs="*", default=DEFAULT)
+    parser.add_argument("work", nargs="*", default=DEFAULT, type=work_of)
     parser.add_argument("--rows", type=int, default=25, help="kernels to print (25)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    machine = Machine(device=torch.device("cuda", 0))
+    if not torch.cuda.is_available():
+        sys.exit("torch sees no GPU, whose kernels this profiles: benchmarks/engine.py --operators is for a CPU")
     found: list[Profile] = []
     for work in args.work:
-        kind, *sizes = work.split(":")
-        if kind == "decode":
-            found.append(decode(machine, work, *map(int, sizes)))
-        else:
-            found.append(train(machine, work, int(sizes[0]), int(sizes[1]), sizes[2]))
+        found.append(run(work))
         print("\n".join(found[-1].lines(args.rows)), flush=True)
         if args.json is not None:
             args.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")

@@ -10,7 +10,8 @@ What a layer keeps for its backward pass, in numbers per token (q = heads x head
                         q + k (rotated)                          q (queries by sequence)
                         q (output, linear_proj's input)          2q (output by sequence, and packed)
                         heads in float32 (log-sums)
-    norms of q and k    q (copy of the queries)                  2q + 2k in float32
+    norms of q and k    q (copy of the queries), if they are     2q + 2k in float32
+                        not plain ones of each head
     a norm, linear_fc1  hidden + hidden, as above
     MLP                 2 ffn (linear_fc1's output)              and ffn (silu of the gate), ffn (the other half), which
                         ffn (product of its halves)              is so on a GPU too if the activation is not SwiGLU
@@ -154,13 +155,14 @@ def _attention(shape: ModelShape, compute: Compute) -> float:
     queries, keys = (heads * shape.head_dim / parallel.tensor for heads in (shape.heads, shape.kv_heads))
     mixed = element * (queries + 2 * keys)
     always = element * 2 * queries + FLOAT * shape.heads / parallel.tensor
+    # on a GPU one kernel norms and rotates heads, unless the norm is of another kind
+    has_norms_apart = shape.qk_norm and (compute.on_cpu or shape.qk_norm_over != "head" or shape.centered_norms)
+    copied = element * queries if has_norms_apart else 0.0
     if parallel.context > 1:
         always += element * (4 * shape.head_dim + queries + 2 * keys * parallel.context)
-        return always + (mixed + element * queries if shape.qk_norm else 0.0)
+        return always + copied + (mixed if shape.qk_norm else 0.0)
     if not compute.on_cpu:
-        # kernels norm and rotate heads at once, unless the norm is of another kind
-        has_norms_apart = shape.qk_norm and (shape.qk_norm_over != "head" or shape.centered_norms)
-        return always + mixed + element * keys + (element * queries if has_norms_apart else 0.0)
+        return always + copied + mixed + element * keys
     by_sequence = element * (queries + 2 * keys)
     if not shape.qk_norm:
         return always + by_sequence

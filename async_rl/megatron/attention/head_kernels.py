@@ -3,7 +3,8 @@
     [token, group, (query heads of the group, key, value)]  ──▶  queries, keys         values stay where they are
                                                             ◀──  one gradient of the same layout
 
-Each pass reads and writes once. The numbers of the forward pass are rounded as those of `rotary.Rotation` after torch's norm.
+Each pass reads and writes once. In half precision, the numbers of the forward pass are rounded where torch's norm and then
+`rotary.Rotation` round.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from async_rl.megatron.attention.rotary import Rotation
 # What a kernel is given is not what pyright sees: numbers become constants of the compiler, and Triton adds parameters.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
-ROWS = 16
-"""Heads that a program handles at once."""
+TILE = 1024
+"""Halves of heads that a program handles at once, in numbers."""
 MOST_PROGRAMS = 2048
 """Programs of a backward pass, each of which keeps its own sum of the gradients of the norms' weights."""
 
@@ -61,12 +62,14 @@ class _Heads(torch.autograd.Function):
         query, key = mixed.new_empty(tokens, batch, groups * shared, dim), mixed.new_empty(tokens, batch, groups, dim)
         rows = tokens * batch * groups * (shared + 1)
         if rows:
-            _forward[(-(-rows // ROWS),)](
+            _heads_forward[lambda sizes: (-(-rows // sizes["ROWS"]),)](
                 mixed, query, key, rotation.cos, rotation.sin, _or(query_weight, mixed), _or(key_weight, mixed), rows, eps,
                 batch, **_constants(sizes, query_weight),
             )  # fmt: skip
-        ctx.save_for_backward(mixed, query_weight, key_weight, rotation.cos, rotation.sin)
-        ctx.eps, ctx.sizes = eps, sizes
+        # without norms the product is not needed again
+        kept = mixed if query_weight is not None else None
+        ctx.save_for_backward(kept, query_weight, key_weight, rotation.cos, rotation.sin)
+        ctx.eps, ctx.sizes, ctx.shape = eps, sizes, mixed.shape
         return query, key, mixed.view(tokens, batch, groups, shared + 2, dim)[..., -1, :]
 
     @staticmethod
@@ -74,14 +77,16 @@ class _Heads(torch.autograd.Function):
         mixed, query_weight, key_weight, cos, sin = ctx.saved_tensors
         groups, shared, dim = ctx.sizes
         of_query, of_key, of_value = (each.contiguous() for each in gradients)
-        of_mixed = torch.empty_like(mixed)
-        rows = mixed.shape[0] * mixed.shape[1] * groups * (shared + 2)
-        programs = min(-(-rows // ROWS), MOST_PROGRAMS)
-        of_weights = mixed.new_zeros((max(programs, 1), 2, dim), dtype=torch.float32)
+        of_mixed = of_query.new_empty(ctx.shape)
+        tokens, batch, _ = ctx.shape
+        rows = tokens * batch * groups * (shared + 2)
+        constants = _constants(ctx.sizes, query_weight)
+        programs = min(-(-rows // constants["ROWS"]), MOST_PROGRAMS)
+        of_weights = cos.new_empty((programs, 2, dim) if query_weight is not None else (0,), dtype=torch.float32)
         if rows:
-            _backward[(programs,)](
-                mixed, of_query, of_key, of_value, of_mixed, cos, sin, _or(query_weight, mixed), _or(key_weight, mixed),
-                of_weights, rows, ctx.eps, mixed.shape[1], **_constants(ctx.sizes, query_weight),
+            _heads_backward[(programs,)](
+                _or(mixed, cos), of_query, of_key, of_value, of_mixed, cos, sin, _or(query_weight, cos), _or(key_weight, cos),
+                of_weights, rows, ctx.eps, batch, **constants,
             )  # fmt: skip
         if query_weight is None:
             return of_mixed, None, None, None, None, None
@@ -89,26 +94,28 @@ class _Heads(torch.autograd.Function):
         return of_mixed, summed[0].to(query_weight.dtype), summed[1].to(key_weight.dtype), None, None, None
 
 
-def _or(weight: Tensor | None, filler: Tensor) -> Tensor:
-    return weight if weight is not None else filler
+def _or(given: Tensor | None, filler: Tensor) -> Tensor:
+    """Return what a kernel takes in place of a tensor that it does not read."""
+    return given if given is not None else filler
 
 
 def _constants(sizes: tuple[int, int, int], weight: Tensor | None) -> dict[str, Any]:
     groups, shared, dim = sizes
     half = dim // 2
+    wide = 1 << (half - 1).bit_length()
     return {
         "GROUPS": groups,
         "SHARED": shared,
         "HALF": half,
-        "WIDE": 1 << (half - 1).bit_length(),
+        "WIDE": wide,
         "HAS_NORM": weight is not None,
-        "ROWS": ROWS,
+        "ROWS": max(1, TILE // wide),
         "num_warps": 4,
     }
 
 
 @triton.jit(do_not_specialize=["rows", "batch"])
-def _forward(
+def _heads_forward(
     mixed, query, key, cos, sin, query_weight, key_weight, rows, eps, batch,
     GROUPS: tl.constexpr,
     SHARED: tl.constexpr,
@@ -149,7 +156,7 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=["rows", "batch"])
-def _backward(
+def _heads_backward(
     mixed, of_query, of_key, of_value, of_mixed, cos, sin, query_weight, key_weight, of_weights, rows, eps, batch,
     GROUPS: tl.constexpr,
     SHARED: tl.constexpr,

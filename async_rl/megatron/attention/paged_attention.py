@@ -16,7 +16,7 @@ from async_rl.megatron.attention.gathered_pages import gathered_attention
 from async_rl.megatron.attention.scores import Scores
 from async_rl.megatron.attention.self_attention import SelfAttentionOfLayer
 from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, attention_module
-from async_rl.megatron.has_triton import has_triton
+from async_rl.megatron.triton_kernels import has_triton
 from async_rl.models.shape import ModelShape
 
 Kernels = Literal["auto", "triton", "torch"]
@@ -87,7 +87,7 @@ class GatheringSelfAttention(PagedSelfAttention):
     kernel = "torch gather"
 
     @staticmethod
-    def has_kernels(device: torch.device) -> bool:
+    def uses_kernels(device: torch.device) -> bool:
         return False
 
     attend = staticmethod(gathered_attention)
@@ -97,7 +97,7 @@ class TritonSelfAttention(PagedSelfAttention):
     kernel = "triton"
 
     @staticmethod
-    def has_kernels(device: torch.device) -> bool:
+    def uses_kernels(device: torch.device) -> bool:
         return True  # on a CPU, in Triton's interpreter
 
     @staticmethod
@@ -112,7 +112,8 @@ def attention_for(
 ) -> type[SelfAttentionOfLayer]:
     """The attention class for pages of that many tokens on a device. Raises ConfigError as `uses_triton` does.
 
-    It is Megatron's own where FlashAttention is installed, can read the pages and compute the model, and `may_be_flash`.
+    It keeps Megatron's paged attention where FlashAttention is installed, can read the pages and compute the model, and
+    `may_be_flash`.
     """
     is_plain = shape.window is None and shape.query_scalar is None
     if (

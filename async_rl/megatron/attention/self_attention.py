@@ -23,8 +23,8 @@ from async_rl.megatron.compat import (
     SelfAttention,
     TransformerConfig,
 )
-from async_rl.megatron.has_triton import has_kernels
 from async_rl.megatron.layers.norms import Norm
+from async_rl.megatron.triton_kernels import has_kernels
 
 WORTHWHILE_PADDING = 2.0
 """Compute sequences as one padded batch if it has at most this many times their tokens."""
@@ -74,7 +74,7 @@ class SelfAttentionOfLayer(SelfAttention):
             self._rotation = None
 
     def get_query_key_value_tensors(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self._rotation is not None and self.has_kernels(hidden_states.device) and self._norms_heads_alone:
+        if self._rotation is not None and self.uses_kernels(hidden_states.device) and self._has_plain_norms:
             return self._by_kernels(hidden_states, self._rotation)
         heads: Any = super().get_query_key_value_tensors(hidden_states, *args, **kwargs)
         query, key, *others = heads
@@ -83,12 +83,12 @@ class SelfAttentionOfLayer(SelfAttention):
         return query, key, *others
 
     @staticmethod
-    def has_kernels(device: torch.device) -> bool:
+    def uses_kernels(device: torch.device) -> bool:
         """Whether heads are normed and rotated by Triton kernels."""
         return has_kernels(device)
 
     @property
-    def _norms_heads_alone(self) -> bool:
+    def _has_plain_norms(self) -> bool:
         """Whether the norms of queries and keys, if there are any, are those that the kernels compute."""
         return {type(self.q_layernorm), type(self.k_layernorm)} <= {Norm, IdentityOp, type(None)}
 
@@ -101,7 +101,7 @@ class SelfAttentionOfLayer(SelfAttention):
         return query_key_value(
             mixed,
             rotation,
-            HeadNorms(query.weight, key.weight, query.eps or 0.0) if isinstance(query, Norm) else None,
+            HeadNorms(query.weight, key.weight, query.epsilon) if isinstance(query, Norm) else None,
             groups=self.num_query_groups_per_partition,
             dim=self.hidden_size_per_attention_head,
         )

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import structlog
@@ -78,24 +79,31 @@ def flash_attention_4(
 
     Tried once with a few tokens, because its releases are made before they are tested on every GPU.
     """
-    if torch.cuda.get_device_capability(device)[0] not in FLASH_4_GPUS or dim > 128 or not _has_flash_attention_4():
+    if torch.cuda.get_device_capability(device)[0] not in FLASH_4_GPUS or dim > 128:
         return None
-    queries, keys = ([0, 5, 300], [0, 9, 400])  # fewer queries than keys, as with context parallelism
-    bounds = [torch.tensor(each, dtype=torch.int32, device=device) for each in (queries, keys)]
-    packing = PackedSeqParams(cu_seqlens_q=bounds[0], cu_seqlens_kv=bounds[1], max_seqlen_q=295, max_seqlen_kv=391)
-    given = _random(device, dtype, queries[-1], keys[-1], heads, kv_heads, dim)
-    try:
-        found = _with_gradients(lambda q, k, v: _flash(q, k, v, packing, Scores()), given)
-    except Exception as error:  # a compiler of its own, with errors of its own
-        log.warning(
-            "FlashAttention 4 cannot be used: torch's attention takes its place", reason=f"{type(error).__name__}: {error}"
-        )
-        return None
-    wanted = _with_gradients(lambda q, k, v: torch_varlen(q, k, v, packing, Scores()), given)
-    if not _are_close(found, wanted):
-        log.warning("FlashAttention 4 computes something else than torch's attention, which takes its place")
-        return None
+    # fewer queries than keys, as with context parallelism; and so many sequences that it takes other kernels
+    for queries, keys in (([5, 295], [9, 391]), ([2] * 300, [2] * 300)):
+        packing = _packing(queries, keys, device)
+        given = _random(device, dtype, sum(queries), sum(keys), heads, kv_heads, dim)
+        try:
+            if not _has_flash_attention_4():
+                return None
+            found = _with_gradients(lambda q, k, v, packing=packing: _flash(q, k, v, packing, Scores()), given)
+        except Exception as error:  # a compiler of its own, with errors of its own; or an older FlashAttention that is broken
+            log.warning(
+                "FlashAttention 4 cannot be used: torch's attention takes its place", reason=f"{type(error).__name__}: {error}"
+            )
+            return None
+        wanted = _with_gradients(lambda q, k, v, packing=packing: torch_varlen(q, k, v, packing, Scores()), given)
+        if not _are_close(found, wanted):
+            log.warning("FlashAttention 4 computes something else than torch's attention, which takes its place")
+            return None
     return _flash
+
+
+def _packing(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> PackedSeqParams:
+    bounds = [torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device) for each in (queries, keys)]
+    return PackedSeqParams(cu_seqlens_q=bounds[0], cu_seqlens_kv=bounds[1], max_seqlen_q=max(queries), max_seqlen_kv=max(keys))
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scores: Scores) -> Tensor:

@@ -32,7 +32,7 @@ with host.importing():
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 
-AT_ONCE = 16
+EVICTED_AT_ONCE = 16
 """Remembered blocks that are given up together."""
 
 
@@ -56,7 +56,7 @@ class EvictingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         if missing > 0 and blocks.enable_prefix_caching:
             remembered = int(blocks.get_evictable_block_count())
             # A search for the oldest costs as much for many as for one.
-            blocks.evict_lru_blocks(min(remembered, max(missing, AT_ONCE)))
+            blocks.evict_lru_blocks(min(remembered, max(missing, EVICTED_AT_ONCE)))
         return super().resume_paused_requests(*args, **kwargs)
 
 
@@ -86,13 +86,13 @@ class ConfiguredEngine(Engine):
         *args: Any,
         **more: Any,
     ) -> Any:
-        """Record the tokens of a step. Megatron's own keeps statistics of each, which takes longer than all the rest."""
+        """Record the tokens of a step. Megatron's own also keeps statistics of each."""
         partial = {self.context.chunked_prefill_request_id, more.get("consumed_chunked_prefill_request_id", -1)}
         if partial != {-1} or len(finished) or evicted is not None:
             return super().post_process_requests(request_ids, finished, evicted, step_s, sample, *args, **more)
         running = request_ids.tolist()
         for request, token in zip(running, sample.tolist(), strict=True):
-            self.requests[request].record[-1].generated_tokens.append(token)
+            self.get_request(request).generated_tokens.append(token)
         return running, []
 
     @property

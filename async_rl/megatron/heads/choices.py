@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from async_rl.megatron.has_triton import has_kernels
 from async_rl.megatron.heads.chunked_logits import IMPOSSIBLE, LogitChunks, log_share, wide
 from async_rl.megatron.parallel import all_reduced, tensor_group
+from async_rl.megatron.triton_kernels import has_kernels
 from async_rl.megatron.truncation import thresholds
 
 
@@ -75,8 +75,8 @@ class Choices(LogitChunks):
         return found if lse is None else [*found, lse]
 
     def whole(self, scores: list[Tensor]) -> tuple[list[Tensor], Tensor | None]:
-        """Return from each rank's scores those of the whole vocabulary, without `lse`; and the shift per token, which makes
-        log-probabilities among it of `values` when added (None: 0).
+        """Return from each rank's scores those of the whole vocabulary, without `lse`; and what must be added
+        to a token's `values` to make them log-probabilities over it (None: nothing).
         """
         if tensor_group().size() == 1:
             return scores, None

@@ -35,17 +35,17 @@ class RmsNorm(torch.autograd.Function):
         out, width = torch.empty_like(given), len(weight)
         rows, block = given.numel() // width, 1 << (width - 1).bit_length()
         tile = max(1, TILE // block)
-        programs = max(1, min(-(-rows // tile), MOST_PROGRAMS))
-        of_weight = weight.new_zeros((programs, width), dtype=torch.float32)
+        programs = min(-(-rows // tile), MOST_PROGRAMS)
+        of_weight = weight.new_empty((programs, width), dtype=torch.float32)
         if rows:
-            _backward[(programs,)](
+            _norm_backward[(programs,)](
                 given, weight, gradient, out, of_weight, rows, ctx.eps, WIDTH=width, BLOCK=block, ROWS=tile, num_warps=8
             )
         return out, of_weight.sum(dim=0).to(weight.dtype), None
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _backward(
+def _norm_backward(
     given, weight, gradient, out, of_weight, rows, eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,

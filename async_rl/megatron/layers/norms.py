@@ -14,7 +14,7 @@ from async_rl.megatron.compat import (
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
-from async_rl.megatron.has_triton import has_kernels
+from async_rl.megatron.triton_kernels import has_kernels
 from async_rl.models.shape import ModelShape
 
 WIDEST = 8192
@@ -28,12 +28,19 @@ class Norm(nn.RMSNorm):
         super().__init__(hidden_size, eps=eps)
         self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
 
+        self.epsilon = eps
+
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled() or not has_kernels(x.device) or len(self.weight) > WIDEST:
+        if not (torch.is_grad_enabled() and len(self.weight) <= WIDEST and self.uses_kernels(x)):
             return super().forward(x)
         from async_rl.megatron.layers.norm_kernels import RmsNorm  # late: not everyone has Triton
 
-        return RmsNorm.apply(x, self.weight, self.eps)  # pyright: ignore[reportReturnType]
+        return RmsNorm.apply(x, self.weight, self.epsilon)  # pyright: ignore[reportReturnType]
+
+    @staticmethod
+    def uses_kernels(x: Tensor) -> bool:
+        """Whether the backward pass is a Triton kernel, which computes in float32."""
+        return x.dtype is not torch.float64 and has_kernels(x.device)
 
 
 class CenteredNorm(Norm):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from async_rl.megatron.compat import TransformerConfig
-from async_rl.megatron.has_triton import has_kernels
+from async_rl.megatron.triton_kernels import has_kernels
 from async_rl.models.shape import ModelShape
 
 

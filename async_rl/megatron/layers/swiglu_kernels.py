@@ -27,7 +27,7 @@ class Swiglu(torch.autograd.Function):
         width = given.shape[-1] // 2
         out = given.new_empty(*given.shape[:-1], width)
         if out.numel():
-            _forward[_grid(out, width)](given, out, width, BLOCK=BLOCK)
+            _swiglu_forward[_grid(out, width)](given, out, width, BLOCK=BLOCK)
         ctx.save_for_backward(given)
         return out
 
@@ -37,7 +37,7 @@ class Swiglu(torch.autograd.Function):
         out = torch.empty_like(given)
         width = given.shape[-1] // 2
         if out.numel():
-            _backward[_grid(gradient, width)](given, gradient.contiguous(), out, width, BLOCK=BLOCK)
+            _swiglu_backward[_grid(gradient, width)](given, gradient.contiguous(), out, width, BLOCK=BLOCK)
         return out
 
 
@@ -46,7 +46,7 @@ def _grid(halves: Tensor, width: int) -> tuple[int, ...]:
 
 
 @triton.jit
-def _forward(given, out, width, BLOCK: tl.constexpr):
+def _swiglu_forward(given, out, width, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < width
     gate = tl.load(given + row * 2 * width + column, mask=there, other=0.0).to(tl.float32)
@@ -56,7 +56,7 @@ def _forward(given, out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward(given, gradient, out, width, BLOCK: tl.constexpr):
+def _swiglu_backward(given, gradient, out, width, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < width
     gate = tl.load(given + row * 2 * width + column, mask=there, other=0.0).to(tl.float32)

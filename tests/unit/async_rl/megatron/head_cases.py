@@ -1,5 +1,5 @@
 """The kernels between the product of queries, keys and values and attention, in Triton's interpreter: as JSON, how they differ
-from torch's norm and `Rotation.turn`, and a model that has them from one that has not.
+from torch's norm and `Rotation.turn`, and a model that has them and the norms' from one that has not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from async_rl.megatron.attention import head_kernels
 from async_rl.megatron.attention.head_kernels import HeadNorms, query_key_value
 from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.attention.self_attention import SelfAttentionOfLayer
+from async_rl.megatron.layers.norms import Norm
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.models.shape import ModelShape
 
@@ -28,7 +29,7 @@ SHAPE = ModelShape(
 
 class ByKernels(SelfAttentionOfLayer):
     @staticmethod
-    def has_kernels(device: torch.device) -> bool:
+    def uses_kernels(device: torch.device) -> bool:
         return True
 
 
@@ -69,6 +70,7 @@ def of_a_model(shape: ModelShape) -> float:
     """Largest difference of logits and gradients between models with and without kernels."""
     found: list[list[Tensor]] = []
     for attention in (ByKernels, SelfAttentionOfLayer):
+        Norm.uses_kernels = staticmethod(lambda _, by_kernels=attention is ByKernels: by_kernels)
         model = build_model(shape, device=torch.device("cpu"), dtype=torch.float32, seed=1, attention=attention)
         logits = forward_packed(model, *pack([torch.arange(9), torch.arange(4)])).logits()
         logits.square().mean().backward()
@@ -96,5 +98,10 @@ if __name__ == "__main__":
         f"{name} {dtype}": difference(*case, dtype) for name, case in cases.items() for dtype in (torch.float32, torch.bfloat16)
     }
     parallel.initialize(device=torch.device("cpu"))
-    shapes = {"norms": SHAPE, "plain": replace(SHAPE, qk_norm=False), "own norms": replace(SHAPE, qk_norm_over="projection")}
+    shapes = {
+        "norms": SHAPE,
+        "plain": replace(SHAPE, qk_norm=False),
+        "over projections": replace(SHAPE, qk_norm_over="projection"),
+        "centered": replace(SHAPE, centered_norms=True),
+    }
     print(json.dumps({"kernels": numbers, "models": {name: of_a_model(shape) for name, shape in shapes.items()}}))

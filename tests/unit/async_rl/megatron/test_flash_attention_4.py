@@ -6,6 +6,7 @@ import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +36,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParam
 
 def right(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> tuple[Tensor, None]:
     assert given["causal"]
-    assert not given["deterministic"]
+    assert given["deterministic"] is torch.are_deterministic_algorithms_enabled()
     packing = PackedSeqParams(cu_seqlens_q=given["cu_seqlens_q"], cu_seqlens_kv=given["cu_seqlens_k"])
     return reference(query, key, value, packing, Scores()), None
 
@@ -46,6 +47,10 @@ def off_by_one(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> tuple
 
 def with_other_gradients(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> tuple[Tensor, None]:
     return right(query, key, value.detach() + 0 * value, **given)
+
+
+def wrong_for_many_sequences(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> tuple[Tensor, None]:
+    return (right if len(given["cu_seqlens_q"]) < 256 else off_by_one)(query, key, value, **given)
 
 
 def not_compiled(*_: Tensor, **__: Any) -> tuple[Tensor, None]:
@@ -81,7 +86,7 @@ def test_it_is_used_if_it_is_right(install: Callable[[Callable[..., Any]], None]
     assert found(dim=256) is None, "heads for which it was not tried"
 
 
-@pytest.mark.parametrize("kernel", [off_by_one, with_other_gradients, not_compiled])
+@pytest.mark.parametrize("kernel", [off_by_one, with_other_gradients, wrong_for_many_sequences, not_compiled])
 def test_torch_takes_its_place_if_it_is_not(
     install: Callable[[Callable[..., Any]], None], kernel: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,3 +103,26 @@ def test_it_is_not_asked_on_other_gpus_or_where_it_is_missing(
     install(right)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     assert found() is None
+
+
+def test_a_broken_flash_attention_stops_nothing(
+    install: Callable[[Callable[..., Any]], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    package = tmp_path / "flash_attn"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('undefined symbol')\n")  # built for another torch
+    monkeypatch.syspath_prepend(tmp_path)
+    assert found() is None
+    assert "ImportError: undefined symbol" in capsys.readouterr().out
+
+
+def test_deterministic_runs_ask_for_deterministic_gradients(install: Callable[[Callable[..., Any]], None]) -> None:
+    install(right)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert found() is not None
+    finally:
+        torch.use_deterministic_algorithms(False)

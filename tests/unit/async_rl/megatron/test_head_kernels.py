@@ -14,14 +14,14 @@ def test_the_kernels_compute_what_torch_does() -> None:
     assert len(found["kernels"]) == 10
     for name, difference in found["kernels"].items():
         assert difference < (1e-6 if "float32" in name else 2**-6), name
-    assert len(found["models"]) == 3
+    assert len(found["models"]) == 4
     for name, difference in found["models"].items():
         assert difference < 1e-5, name
 
 
 def test_a_device_without_kernels_computes_with_torch() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert not SelfAttentionOfLayer.has_kernels(cpu)
-    assert SelfAttentionOfLayer.has_kernels(gpu)
-    assert not GatheringSelfAttention.has_kernels(gpu), "worker.kernels: torch"
-    assert TritonSelfAttention.has_kernels(gpu)
+    assert not SelfAttentionOfLayer.uses_kernels(cpu)
+    assert SelfAttentionOfLayer.uses_kernels(gpu)
+    assert not GatheringSelfAttention.uses_kernels(gpu), "worker.kernels: torch"
+    assert TritonSelfAttention.uses_kernels(gpu)
