@@ -10,7 +10,7 @@ count of the last steps is used, so one outlier does not make a run older.
 
 Where episodes wait long, the learner is held back by stragglers, however many groups are ready. Between two such waits it takes
 batch after batch from what is ready, and so many groups are begun that the largest counts are those of bursts. There a lower
-count is used: one rank lower for each step that was held back lately, down to the median.
+count is used: one rank lower for each step that was held back lately, down to the fourth largest of twelve.
 
 Before a planned pause of the workers (an evaluation on their machine) the pace is raised for some steps, so that the learner
 has groups meanwhile. What is reserved under a raised pace is not counted: it is what the pace allowed.
@@ -25,6 +25,8 @@ WINDOW = 12
 """Steps that the pace looks back."""
 RANK = 2
 """The largest count of the window is passed over."""
+HELD_BACK_RANK = WINDOW // 3
+"""Where stragglers hold the learner back. In a window that is not full yet: a third of its counts."""
 HELD_BACK_WINDOW = 36
 """Steps of which those that were held back count."""
 STEPS_BEFORE_PAUSE = 4
@@ -81,6 +83,6 @@ class PaceController:
         """Return the groups being rolled out that a step needs."""
         if not self.reserved:
             return 0
-        lowest = max(RANK, len(self.reserved) // 2)
-        rank = min(RANK + sum(self.held_back), lowest, len(self.reserved))
+        last = max(RANK, len(self.reserved) * HELD_BACK_RANK // WINDOW)
+        rank = min(RANK + sum(self.held_back), last, len(self.reserved))
         return sorted(self.reserved)[-rank]
