@@ -3,14 +3,14 @@
 Worlds: `demo` is the quickstart, `end_to_end` the task of end_to_end.py. In `latency` its episodes wait for their reward, in
 `two_turns` they wait between the halves of the answer, in `bimodal` one answer in eight is four times as long.
 
-A row has medians over the seeds: seconds per step, speed relative to `full`, mean age of the trained groups and its part in the
-queue, seconds and steps until the mean reward of five successive steps reaches 0.9 ("inf": never), the mean reward of the last
-ten steps, and what holds the slots, in steps' worth of groups (pace_parts/slots.py). With --data finished runs are lines of a
-file and are not run again.
+A row has medians over the seeds: seconds per step and speed relative to `full`, with the smallest and the largest (of speed: in
+pairs of the same seed); mean age of the trained groups and its part in the queue; seconds and steps until the mean reward of
+five successive steps reaches 0.9 ("inf": never); the mean reward of the last ten steps; what holds the slots, in steps' worth
+of groups (pace_parts/slots.py). With --data finished runs are lines of a file and are not run again.
 
     python benchmarks/pace.py --seeds 5 --paces sync 2 3 4 full auto --json result.json
-    python benchmarks/pace.py --world latency --seeds 5 --paces 4 6 full auto --data runs/pace.jsonl
-    python benchmarks/pace.py --report --data runs/pace.jsonl        # run nothing: a table for every world
+    python benchmarks/pace.py --world latency --seeds 5 --paces 4 6 full auto --data docs/studies/pace.jsonl
+    python benchmarks/pace.py --report --data docs/studies/pace.jsonl        # run nothing: a table for every world
 """
 
 from __future__ import annotations
@@ -149,10 +149,15 @@ def medians(results: Sequence[Result]) -> dict[str, float]:
     return {name: median(asdict(result)[name] for result in results) for name in Result.__dataclass_fields__}
 
 
-def print_table(found: Mapping[str, Sequence[Result]]) -> dict[str, float]:
-    """Print a row for every pace and return the medians by field."""
-    columns = {pace: medians(results) for pace, results in found.items()}
-    full_s = columns.get("full", {}).get("step_s", math.nan)
+def spread(figures: Sequence[float], digits: int) -> str:
+    """Return the smallest and the largest in brackets, or nothing where there is one."""
+    return f" ({min(figures):.{digits}f} to {max(figures):.{digits}f})" if len(figures) > 1 else ""
+
+
+def print_table(found: Mapping[str, Mapping[int, Result]]) -> dict[str, float]:
+    """Print a row for every pace and return the medians by field. `found`: the runs of each pace by seed."""
+    columns = {pace: medians([*results.values()]) for pace, results in found.items()}
+    full_s, full = columns.get("full", {}).get("step_s", math.nan), found.get("full", {})
     print(
         "| pace | runs | s a step | speed / full | mean age | in queue | s to 0.9 | steps | last reward | slots: "
         + ", ".join(STATES)
@@ -160,8 +165,11 @@ def print_table(found: Mapping[str, Sequence[Result]]) -> dict[str, float]:
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for pace, column in columns.items():
+        took_s = [result.step_s for result in found[pace].values()]
+        speeds = [full[seed].step_s / result.step_s for seed, result in found[pace].items() if seed in full]
         print(
-            f"| {pace} | {len(found[pace])} | {column['step_s']:.3f} | {full_s / column['step_s']:.2f} "
+            f"| {pace} | {len(found[pace])} | {column['step_s']:.3f}{spread(took_s, 3)} "
+            f"| {full_s / column['step_s']:.2f}{spread(speeds, 2) if pace != 'full' else ''} "
             f"| {column['age']:.2f} | {column['age_in_queue']:.2f} "
             f"| {column['target_s']:.1f} | {column['target_steps']:.0f} | {column['reward']:.3f} "
             f"| {', '.join(f'{column[state]:.1f}' for state in STATES)} |"
@@ -189,10 +197,10 @@ def main() -> None:
         found = read(data)
     figures: dict[str, float] = {"seeds": args.seeds, "max_age": args.max_age, "load_before": load}
     for world in WORLDS if args.report else [args.world]:
-        results: dict[str, list[Result]] = defaultdict(list)
+        results: defaultdict[str, dict[int, Result]] = defaultdict(dict)
         for run, result in found.items():
             if run.world == world and run.max_age == args.max_age and (args.report or run.pace in args.paces):
-                results[run.pace].append(result)
+                results[run.pace][run.seed] = result
         if results:
             print(f"\n{world}, max_age {args.max_age:g}\n")
             found_here = print_table(results)

@@ -71,7 +71,10 @@ def test_finished_runs_are_reported_and_not_run_again(
     monkeypatch.setattr(sys, "argv", ["pace.py", *words])
     benchmark.main()
     assert data.read_text() == before, "nothing was missing, so nothing was run"
-    assert "| auto | 3 | 0.250 | 0.80 | 3.00 | 1.00 | inf | 40 | 0.950 | 1.0, 0.5, 0.2, 1.0, 0.2 |" in capsys.readouterr().out
+    assert (
+        "| auto | 3 | 0.250 (0.250 to 0.250) | 0.80 (0.80 to 0.80) | 3.00 | 1.00 | inf | 40 | 0.950 | 1.0, 0.5, 0.2, 1.0, 0.2 |"
+        in capsys.readouterr().out
+    )
     assert json.loads(result.read_text())["pace_full_step_s"] == 0.2
 
     with data.open("a") as file:
