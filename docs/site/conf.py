@@ -19,7 +19,7 @@ project = "async_rl"
 extensions = ["myst_parser"]
 root_doc = MAP
 include_patterns = ["*.md", "docs/**.md", "examples/**.md", "benchmarks/**.md"]
-exclude_patterns = [".*", "build", "runs"]
+exclude_patterns = [".*", "build", "runs", "benchmarks/results/2*"]  # the README of results is a page, its files are not
 myst_heading_anchors = 4
 highlight_language = "none"  # a block without a language is a picture, a formula or output
 

@@ -78,11 +78,11 @@ def test_it_is_a_store_as_torch_knows_them(store: RedisGroupStore):
 def test_torch_itself_can_call_it(store: RedisGroupStore):
     """Call it through C++, as process groups do, also when only C++ refers to it."""
     prefixed = PrefixStore("group", store.clone())
-    prefixed.set_timeout(timedelta(milliseconds=100))
     prefixed.set("key", b"\0value")
     assert prefixed.get("key") == store.get("group/key") == b"\0value"
     assert prefixed.add("count", 3) == 3
     prefixed.wait(["key", "count"])
+    prefixed.set_timeout(timedelta(milliseconds=100))
     with pytest.raises(DistStoreError, match=r"could not get 'group/missing' within 0\.1 s"):
         prefixed.get("missing")
     with pytest.raises(DistStoreError, match=r"wait for \['group/missing'\] within 0\.2 s"):
