@@ -20,7 +20,7 @@ from torch import Tensor
 from async_rl.megatron.attention.rotary import Rotation
 
 # What a kernel is given is not what pyright sees: numbers become constants of the compiler, and Triton adds parameters.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 TILE = 1024
 """Halves of heads that a program handles at once, in numbers."""
@@ -134,15 +134,12 @@ def _heads_forward(
     dtype = query.dtype.element_ty
 
     at = ((token * GROUPS + group) * (SHARED + 2) + place)[:, None] * (2 * HALF) + lane[None, :]
-    first = tl.load(mixed + at, mask=is_there, other=0.0).to(tl.float32)
-    second = tl.load(mixed + at + HALF, mask=is_there, other=0.0).to(tl.float32)
+    first, second = _halves(mixed, at, is_there, HALF)
     if HAS_NORM:
-        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+        scale = _scale(first, second, eps, HALF)
         first = (first * scale * _weight_of(is_key, query_weight, key_weight, lane, HALF, 0)).to(dtype).to(tl.float32)
         second = (second * scale * _weight_of(is_key, query_weight, key_weight, lane, HALF, HALF)).to(dtype).to(tl.float32)
-    angle = (token // batch)[:, None] * (2 * HALF) + HALF + lane[None, :]
-    c = tl.load(cos + angle, mask=is_there, other=0.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=is_there, other=0.0).to(tl.float32)
+    c, s = _angle(cos, sin, token // batch, lane, is_there, HALF)
     turned_first = (first * c).to(dtype).to(tl.float32) - (second * s).to(dtype).to(tl.float32)
     turned_second = (second * c).to(dtype).to(tl.float32) + (first * s).to(dtype).to(tl.float32)
 
@@ -177,21 +174,18 @@ def _heads_backward(
         is_query, is_key, is_value = (place < SHARED)[:, None], (place == SHARED)[:, None], (place > SHARED)[:, None]
 
         at = _place_of(token, group, place, lane, GROUPS, SHARED, HALF)
-        first = tl.load(of_query + at, mask=is_there & is_query, other=0.0).to(tl.float32)
-        second = tl.load(of_query + at + HALF, mask=is_there & is_query, other=0.0).to(tl.float32)
+        first, second = _halves(of_query, at, is_there & is_query, HALF)
         at = _place_of_group(token, group, lane, GROUPS, HALF)
-        first += tl.load(of_key + at, mask=is_there & is_key, other=0.0).to(tl.float32)
-        second += tl.load(of_key + at + HALF, mask=is_there & is_key, other=0.0).to(tl.float32)
-        angle = (token // batch)[:, None] * (2 * HALF) + HALF + lane[None, :]
-        c = tl.load(cos + angle, mask=is_there, other=0.0).to(tl.float32)
-        s = tl.load(sin + angle, mask=is_there, other=0.0).to(tl.float32)
+        key_first, key_second = _halves(of_key, at, is_there & is_key, HALF)
+        first += key_first
+        second += key_second
+        c, s = _angle(cos, sin, token // batch, lane, is_there, HALF)
         back_first, back_second = first * c + second * s, second * c - first * s
 
         to = row[:, None] * (2 * HALF) + lane[None, :]
         if HAS_NORM:
-            x_first = tl.load(mixed + to, mask=is_there & ~is_value, other=0.0).to(tl.float32)
-            x_second = tl.load(mixed + to + HALF, mask=is_there & ~is_value, other=0.0).to(tl.float32)
-            scale = tl.rsqrt((tl.sum(x_first * x_first, 1) + tl.sum(x_second * x_second, 1)) / (2 * HALF) + eps)[:, None]
+            x_first, x_second = _halves(mixed, to, is_there & ~is_value, HALF)
+            scale = _scale(x_first, x_second, eps, HALF)
             x_first *= scale
             x_second *= scale
             query_sum_first += tl.where(is_query, back_first * x_first, 0.0)
@@ -203,8 +197,9 @@ def _heads_backward(
             along = (tl.sum(back_first * x_first, 1) + tl.sum(back_second * x_second, 1))[:, None] / (2 * HALF)
             back_first = (back_first - x_first * along) * scale
             back_second = (back_second - x_second * along) * scale
-        back_first += tl.load(of_value + at, mask=is_there & is_value, other=0.0).to(tl.float32)
-        back_second += tl.load(of_value + at + HALF, mask=is_there & is_value, other=0.0).to(tl.float32)
+        value_first, value_second = _halves(of_value, at, is_there & is_value, HALF)
+        back_first += value_first
+        back_second += value_second
         tl.store(of_mixed + to, back_first.to(of_mixed.dtype.element_ty), mask=is_there)
         tl.store(of_mixed + to + HALF, back_second.to(of_mixed.dtype.element_ty), mask=is_there)
     if HAS_NORM:
@@ -214,6 +209,29 @@ def _heads_backward(
         tl.store(of_weights + HALF, tl.sum(query_sum_second, 0), mask=is_lane)
         tl.store(of_weights + 2 * HALF, tl.sum(key_sum_first, 0), mask=is_lane)
         tl.store(of_weights + 3 * HALF, tl.sum(key_sum_second, 0), mask=is_lane)
+
+
+@triton.jit
+def _halves(heads, at, is_there, HALF: tl.constexpr):
+    """Both halves of rows whose first halves are at `at`, in float32; 0 where nothing is."""
+    first = tl.load(heads + at, mask=is_there, other=0.0).to(tl.float32)
+    second = tl.load(heads + at + HALF, mask=is_there, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _scale(first, second, eps, HALF: tl.constexpr):
+    """What a norm multiplies each row by, before its weights."""
+    return tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+
+
+@triton.jit
+def _angle(cos, sin, position, lane, is_there, HALF: tl.constexpr):
+    """Cosine and sine of each row, from their second halves, where the sine has its own sign."""
+    at = position[:, None] * (2 * HALF) + HALF + lane[None, :]
+    c = tl.load(cos + at, mask=is_there, other=0.0).to(tl.float32)
+    s = tl.load(sin + at, mask=is_there, other=0.0).to(tl.float32)
+    return c, s
 
 
 @triton.jit

@@ -101,7 +101,7 @@ class SelfAttentionOfLayer(SelfAttention):
         return query_key_value(
             mixed,
             rotation,
-            HeadNorms(query.weight, key.weight, query.epsilon) if isinstance(query, Norm) else None,
+            HeadNorms(query.weight, key.weight, query.eps) if isinstance(query, Norm) else None,
             groups=self.num_query_groups_per_partition,
             dim=self.hidden_size_per_attention_head,
         )

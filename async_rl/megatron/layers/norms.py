@@ -24,18 +24,18 @@ WIDEST = 8192
 class Norm(nn.RMSNorm):
     """torch's RMSNorm, marked for sequence parallelism so that Megatron sums its gradients over tensor ranks."""
 
+    eps: float  # pyright: ignore[reportIncompatibleVariableOverride]  # torch's may be None
+
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: object) -> None:
         super().__init__(hidden_size, eps=eps)
         self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
-
-        self.epsilon = eps
 
     def forward(self, x: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and len(self.weight) <= WIDEST and self.uses_kernels(x)):
             return super().forward(x)
         from async_rl.megatron.layers.norm_kernels import RmsNorm  # late: not everyone has Triton
 
-        return RmsNorm.apply(x, self.weight, self.epsilon)  # pyright: ignore[reportReturnType]
+        return RmsNorm.apply(x, self.weight, self.eps)  # pyright: ignore[reportReturnType]
 
     @staticmethod
     def uses_kernels(x: Tensor) -> bool:
