@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -75,7 +74,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that the run is stopped as well
+    end_to_end.exit_on_sigterm()
     try:
         cells = selected(args.only)
         if args.report:

@@ -127,6 +127,11 @@ def watch(run: subprocess.Popen[bytes], metrics: Path) -> Result | None:
         time.sleep(LOOK_EVERY_S)
 
 
+def exit_on_sigterm() -> None:
+    """Make SIGTERM an exception, so that child processes are stopped as well."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 def stop(run: subprocess.Popen[bytes]) -> None:
     run.terminate()
     try:
@@ -223,7 +228,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that child processes are stopped as well
+    exit_on_sigterm()
     config = Config.model_validate(yaml.safe_load(CONFIG.read_text()))
     async_rl = Path(sys.executable).with_name("async-rl")
     trl = python_of("trl") if args.rival else None

@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="run nothing: print the tables of what is there")
     parser.add_argument("--json", type=Path, help="also write the medians there")
     args = parser.parse_args()
+    end_to_end.exit_on_sigterm()
     if args.report and args.data is None:
         parser.error("--report needs --data FILE, where finished runs are kept")
     load = os.getloadavg()[0]

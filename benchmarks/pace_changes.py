@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--changes", nargs="+", choices=CHANGES, default=CHANGES)
     parser.add_argument("--json", type=Path, help="where to write one flat object")
     args = parser.parse_args()
+    end_to_end.exit_on_sigterm()
     figures: dict[str, float] = {"rounds": args.rounds, "load_before": os.getloadavg()[0]}
     found: dict[str, list[list[float]]] = {change: [] for change in args.changes}
     for seed in range(1, args.rounds + 1):

@@ -34,6 +34,7 @@ class FleetProcess:
     ahead_s: float | None = None
     """By how much its clock was ahead of that of Redis at its latest message; None: not known. The way of the message counts as
     behind."""
+    is_evaluator: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +42,12 @@ class FleetFacts:
     problem: str = ""
     """Why nothing can be said."""
     learner: FleetProcess | None = None
-    workers: tuple[FleetProcess, ...] = ()
+    members: tuple[FleetProcess, ...] = ()
+    """Workers, and evaluators while they take weights."""
 
     @property
     def processes(self) -> list[FleetProcess]:
-        return [*([self.learner] if self.learner is not None else []), *self.workers]
+        return [*([self.learner] if self.learner is not None else []), *self.members]
 
 
 async def gather_fleet(config: Config) -> FleetFacts:
@@ -76,8 +78,14 @@ async def _gather(config: Config) -> FleetFacts:
         )
         if owner
         else None,
-        workers=tuple(
-            FleetProcess(name=each.id, host=each.host, note=notes.get(each.id), ahead_s=ahead_s.get(each.id))
+        members=tuple(
+            FleetProcess(
+                name=each.id,
+                host=each.host,
+                note=notes.get(each.id),
+                ahead_s=ahead_s.get(each.id),
+                is_evaluator=each.is_evaluator,
+            )
             for each in members
         ),
     )

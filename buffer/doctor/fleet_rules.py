@@ -24,11 +24,10 @@ def judge_fleet(facts: FleetFacts, here: MachineNote) -> Iterator[Verdict]:
         yield ok("fleet", "the run has neither a learner nor workers now")
         return
     hosts = {each.host for each in facts.processes if each.host}
-    yield ok(
-        "fleet",
-        f"{'the learner' if facts.learner is not None else 'no learner'}, {_counted(len(facts.workers), 'worker')}, on "
-        f"{_counted(len(hosts), 'machine')}",
-    )
+    evaluators = sum(each.is_evaluator for each in facts.members)
+    counts = [_counted(len(facts.members) - evaluators, "worker"), *([_counted(evaluators, "evaluator")] if evaluators else [])]
+    learner = "the learner" if facts.learner is not None else "no learner"
+    yield ok("fleet", f"{learner}, {', '.join(counts)}, on {_counted(len(hosts), 'machine')}")
     if silent := [each for each in facts.processes if each.note is None]:
         yield look(
             "fleet",

@@ -25,7 +25,7 @@ def process(
 
 HERE = process("doctor", "here").note
 LEARNER = process("the learner", "a", ahead_s=-0.2)
-FLEET = FleetFacts(learner=LEARNER, workers=(process("w1", "b"), process("w2", "b", ahead_s=0.4)))
+FLEET = FleetFacts(learner=LEARNER, members=(process("w1", "b"), process("w2", "b", ahead_s=0.4)))
 
 
 def lines(facts: FleetFacts, here: MachineNote | None = HERE) -> list[str]:
@@ -39,6 +39,11 @@ def test_a_fleet_whose_processes_are_alike() -> None:
         "ok    fleet software: the same everywhere: async_rl 0.1.0, python 3.11, torch 2.13.0, megatron-core 0.16.1",
         "ok    fleet clocks: at most 0.4 s from that of Redis",
     ]
+
+
+def test_an_evaluator_that_takes_weights_is_no_worker() -> None:
+    facts = replace(FLEET, members=(*FLEET.members, replace(process("e1", "c"), is_evaluator=True)))
+    assert lines(facts)[0] == "ok    fleet: the learner, 2 workers, 1 evaluator, on 3 machines"
 
 
 def test_a_run_without_processes() -> None:
@@ -67,7 +72,7 @@ def test_a_run_without_processes() -> None:
     ],
 )
 def test_software_that_differs(different: dict[str, str], line: str) -> None:
-    facts = replace(FLEET, workers=(*FLEET.workers, process("w3", "c", software=different)))
+    facts = replace(FLEET, members=(*FLEET.members, process("w3", "c", software=different)))
     assert line in lines(facts)
     (same,) = (each for each in lines(facts) if each.startswith("ok    fleet software"))
     assert not {name for name in different if f"{name} " in same}
@@ -87,7 +92,7 @@ def test_this_machine_is_compared_before_it_joins() -> None:
 
 def test_what_a_worker_says_beyond_what_is_asked_is_left_out() -> None:
     talkative = {"torch": "9" * 10_000, "x" * 10_000: "1"}
-    facts = FleetFacts(workers=tuple(process(name, "b", software=talkative) for name in ("w1", "w2")))
+    facts = FleetFacts(members=tuple(process(name, "b", software=talkative) for name in ("w1", "w2")))
     assert max(map(len, lines(facts))) < 500
 
 
@@ -106,7 +111,7 @@ def test_what_must_be_equal_of_a_version(package: str, version: str, compared: s
 
 
 def test_a_process_that_says_nothing_is_named() -> None:
-    facts = replace(FLEET, workers=(*FLEET.workers, FleetProcess(name="old", host="c", note=None)))
+    facts = replace(FLEET, members=(*FLEET.members, FleetProcess(name="old", host="c", note=None)))
     assert (
         "look  fleet: old says nothing of its software — wait if it is still starting; else start it again" in lines(facts)[1]
     )
@@ -114,11 +119,11 @@ def test_a_process_that_says_nothing_is_named() -> None:
 
 def test_gpus_and_drivers() -> None:
     one, two = (process(name, name, gpu="H200", driver="580.1") for name in ("w1", "w2"))
-    assert "ok    fleet gpus: H200 for w1, w2, driver 580.1" in lines(FleetFacts(workers=(one, two)))
+    assert "ok    fleet gpus: H200 for w1, w2, driver 580.1" in lines(FleetFacts(members=(one, two)))
     other = process("w2", "c", gpu="L40S", driver="550.2")
     assert any(
         line.startswith("look  fleet gpus: the driver is 580.1 for w1, 550.2 for w2")
-        for line in lines(FleetFacts(workers=(one, other)))
+        for line in lines(FleetFacts(members=(one, other)))
     )
 
 
@@ -127,7 +132,7 @@ def test_gpus_and_drivers() -> None:
     [(1.5, "w1 on b: 1.5 s ahead of Redis"), (-90.0, "w1 on b: 90.0 s behind Redis"), (0.9, ""), (-0.9, "")],
 )
 def test_clocks(ahead_s: float, said: str) -> None:
-    facts = replace(FLEET, workers=(process("w1", "b", ahead_s=ahead_s),))
+    facts = replace(FLEET, members=(process("w1", "b", ahead_s=ahead_s),))
     (line,) = (each for each in lines(facts) if "fleet clocks" in each)
     assert line.startswith("look  fleet clocks") == bool(said)
     assert said in line
@@ -135,6 +140,6 @@ def test_clocks(ahead_s: float, said: str) -> None:
 
 def test_a_line_names_a_few_of_many() -> None:
     away: Any = tuple(process(f"w{number}", "b", ahead_s=5.0, software={"torch": "2.12.0"}) for number in range(100))
-    found = lines(FleetFacts(learner=LEARNER, workers=away))
+    found = lines(FleetFacts(learner=LEARNER, members=away))
     assert any("2.12.0 for w0, w1, w2, w3 and 96 more" in line for line in found)
     assert any(line.startswith("look  fleet clocks") and "; and 96 more" in line for line in found)
