@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -39,6 +39,7 @@ def test_a_learner_that_is_killed_ends_where_an_undisturbed_one_does(
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     calm, killed = (Run(tmp_path, name, redis_server, steps=kills * MOST_STEPS_OF_A_LIFE) for name in ("calm", "killed"))
+    calm.may_end()
     with calm.played(), calm.learner() as learner:
         assert learner.exit_code() == 0, learner.output
     with killed.played():
@@ -48,6 +49,7 @@ def test_a_learner_that_is_killed_ends_where_an_undisturbed_one_does(
             with killed.learner() as learner:
                 death.happens_to(learner, killed)
         monkeypatch.delenv(ORDERS)
+        killed.may_end()
         with killed.learner() as learner:
             assert learner.exit_code() == 0, learner.output
 
@@ -73,9 +75,11 @@ class Run:
             learner={"steps": steps, "checkpoint_every": 2, "deterministic": True},
             # Each life costs versions: nothing may become too old, or another group would take its place.
             staleness={"max_age": 100 * steps, "selector": "fifo"},
-            leases={"learner_s": 2.5},
+            # A ticket that the recording lost while it stood still would be rolled again, in another place.
+            leases={"ticket_s": 600, "learner_s": 2.5},
         )
         self.config = read_config(self._file)
+        self._may_end = Event()
 
     @property
     def num_groups(self) -> int:
@@ -83,18 +87,26 @@ class Run:
 
     @contextmanager
     def played(self) -> Iterator[None]:
-        """Beside what happens meanwhile, to its end; a failure of what happens does not wait for it."""
-        playing = Future[None]()
+        """Beside what happens meanwhile, to its end; a failure of what happens does not wait for it. The groups of the last
+        step wait for `may_end`: however late a kill comes, it finds the learner alive.
+        """
+        playing, last = Future[None](), self.config.batch.groups_per_step
 
         def record() -> None:
             try:
-                playing.set_result(asyncio.run(play(self.config, self.num_groups)))
+                asyncio.run(play(self.config, self.num_groups - last))
+                self._may_end.wait()
+                playing.set_result(asyncio.run(play(self.config, last)))
             except BaseException as error:
                 playing.set_exception(error)
 
         Thread(target=record, name="recording", daemon=True).start()
         yield
         playing.result()
+
+    def may_end(self) -> None:
+        """Let the recording go on to its end."""
+        self._may_end.set()
 
     @contextmanager
     def learner(self) -> Iterator[Program]:
