@@ -16,10 +16,10 @@ from async_rl.config.loading import load
 from async_rl.errors import ConfigError, UnfitMachine
 from async_rl.protocols import Member
 from async_rl.telemetry import WORKER_METRICS
-from buffer import open_board, open_buffer
+from buffer import keys, open_board, open_buffer
 from buffer.doctor.fleet_facts import gather_fleet
 from buffer.server.embedded.programs import find_binary
-from tests.support.private_server import private_server
+from tests.support.private_server import client_of, private_server
 from tests.support.run_processes import finished, read_config, write_config
 
 
@@ -93,6 +93,10 @@ def test_every_role_hears_what_the_fleet_runs(tmp_path: Path) -> None:
             return [f"@{path}", "--redis.user", f"fit-{role}", "--redis.password_file", str(users / f"{role}.password")]
 
         asyncio.run(fleet_of_two(load(words("learner")), load(words("worker"))))
+        with client_of(unix_socket_path=url.removeprefix("unix://")) as redis:
+            posted_ms = int(time.time() + 3600) * 1000  # counters stay recent, however long the doctor takes to look at them
+            said = json.dumps({"worker": "w1", "counters": {}, "time": posted_ms / 1000 + 600, "boot": ""})
+            redis.xadd(keys.topic("fit", WORKER_METRICS), {"message": said}, id=f"{posted_ms}-0")
         for role in ("learner", "worker", "operator"):
             facts = asyncio.run(gather_fleet(load(words(role))))
             assert [each.name for each in facts.processes] == ["the learner", "silent", "w1"], facts.problem
@@ -113,7 +117,6 @@ async def fleet_of_two(learner: Config, worker: Config) -> None:
         await post(board, MACHINES, own_machine("here:1").model_copy(update={"host": "here"}))
     async with open_board(worker) as board:
         for name in ("w1", "silent"):
-            await board.announce(Member(id=name, host="far", version=-1, device="cpu"), 60)
+            await board.announce(Member(id=name, host="far", version=-1, device="cpu"), 3600)
         note = own_machine("w1")
         await post(board, MACHINES, note.model_copy(update={"software": {**note.software, "torch": "2.0.0"}, "time": 0.0}))
-        await board.post(WORKER_METRICS, {"worker": "w1", "counters": {}, "time": time.time() + 600, "boot": ""})
