@@ -113,10 +113,10 @@ async def test_a_plain_function_that_hangs_holds_up_nobody():
     def hang() -> None:
         released.wait()
 
-    async with open_toolbox([hang, add], timeout_s=0.2) as toolbox, asyncio.TaskGroup() as tasks:
+    async with open_toolbox([hang, add], timeout_s=2) as toolbox, asyncio.TaskGroup() as tasks:
         hung = tasks.create_task(toolbox.answer(call("hang")))
         assert await toolbox.answer(call("add", a=1)) == "2"
-    assert hung.result() == "error: no result within 0.2 s"
+    assert hung.result() == "error: no result within 2 s"
     released.set()
 
 
