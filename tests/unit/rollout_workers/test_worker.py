@@ -28,6 +28,7 @@ from rollout_workers.limits.concurrency import EngineLoad
 from rollout_workers.worker import Worker
 from rollout_workers.worker_parts import WorkerParts
 from tests.support.manual_clock import ManualClock
+from tests.support.waiting import PATIENCE_S
 
 LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=30.0, max_attempts=2)
 
@@ -141,13 +142,13 @@ class Bench:
         await self.buffer.publish(self.fence, VersionRecord(version=version, timeline="t", step=version, digest=""))
 
     async def take(self, num_groups: int) -> list[TakenGroup]:
-        return await self.buffer.take(self.fence, step=1, version=0, num_groups=num_groups, wait_s=30.0)
+        return await self.buffer.take(self.fence, step=1, version=0, num_groups=num_groups, wait_s=PATIENCE_S)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[asyncio.Event]:
         """The worker runs inside the block and is told to stop at its end."""
         stop = asyncio.Event()
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(self.worker.run(stop))
             yield stop
             stop.set()
@@ -367,7 +368,7 @@ async def test_new_weights_wake_a_worker_that_was_refused():
     bench = Bench(PlayAgent(), heartbeat_s=3600.0)  # nothing but the wake-up can help
     await bench.learn()
     await bench.publish(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         working = asyncio.create_task(bench.worker.run(asyncio.Event()))
         await bench.buffer.asked.wait()
         assert bench.worker.tickets == []
@@ -412,6 +413,7 @@ async def test_a_draining_worker_hands_back_what_does_not_finish():
     async with bench.at_work() as stop:
         for _ in range(4):
             await flying.acquire()
+        assert await bench.buffer.next_endings(1) == ["stored"]
         stop.set()
     assert bench.worker.counters.groups == {"stored": 1, "abandoned": 1}
     stats = await bench.buffer.stats()
@@ -425,7 +427,7 @@ async def test_the_failure_budget_stops_the_worker_loudly():
 
     bench = Bench(PlayAgent(before=fail), failure_budget=5)
     await bench.learn()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(ExceptionGroup) as raised:
             await bench.worker.run(asyncio.Event())
     spent = find_async_rl_error(raised.value)
@@ -577,7 +579,7 @@ async def test_an_environment_that_works_again_is_played_again():
 async def test_the_only_environment_is_never_left_alone():
     bench = Bench(PlayAgent(before=broken), failure_budget=50, settings={"breaker": {"after": 2, "pause_s": 3600}})
     await bench.learn()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(ExceptionGroup) as raised:
             await bench.worker.run(asyncio.Event())
     assert isinstance(find_async_rl_error(raised.value), FailureBudgetSpent)
@@ -616,7 +618,7 @@ async def test_stragglers_keep_no_other_group_from_beginning():
 
     bench = Bench(PlayAgent(before=wait_with_the_first), group_size=2, groups_in_flight=2)
     await bench.learn(Limits(max_age=999, groups_per_step=2, lease_s=30.0, max_attempts=2))
-    async with bench.at_work(), asyncio.timeout(10):
+    async with bench.at_work():
         assert await bench.buffer.next_endings(2) == ["stored"] * 2
 
 
