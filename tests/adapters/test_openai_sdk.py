@@ -18,7 +18,6 @@ from tests.support.small_tokenizer import make_tokenizer
 
 openai = pytest.importorskip("openai", reason="the openai SDK is not installed: make test-adapters")
 
-pytestmark = pytest.mark.timeout(60)
 CALL = write([ToolCall(name="add", arguments='{"a": 1, "b": 2}')])
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 

@@ -25,7 +25,6 @@ from tests.support.small_tokenizer import make_tokenizer
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CONTEXT = 512
-pytestmark = pytest.mark.timeout(60)
 
 
 class Recorded(ScriptedInference):

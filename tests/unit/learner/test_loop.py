@@ -166,7 +166,6 @@ async def a_loop(
             task.cancel()
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("max_age", [0, 1, 2])
 async def test_a_skipped_step_is_followed_by_others(max_age: int):
     buffer, done = MemoryBuffer(), list[FinishedStep]()
@@ -194,7 +193,6 @@ class TwoEnvironments(MemoryBuffer):
         return await super().commit(worker, replace(group, task=replace(group.task, environment=environment)), keep=keep)
 
 
-@pytest.mark.timeout(30)
 async def test_ready_groups_that_do_not_fit_the_batch_do_not_stop_a_learner_of_a_low_pace(monkeypatch: pytest.MonkeyPatch):
     """While the weights are pinned every trained group keeps its slot, and a share keeps ready ones out of the batch."""
     monkeypatch.setattr("learner.loop.IDLE_S", 0.1)
@@ -214,7 +212,6 @@ async def test_ready_groups_that_do_not_fit_the_batch_do_not_stop_a_learner_of_a
     assert len(done) == STEPS
 
 
-@pytest.mark.timeout(60)
 async def test_a_full_server_makes_the_loop_save_early():
     buffer = FullServer()
     async with a_loop(buffer, []) as (loop, start):
@@ -241,7 +238,6 @@ class SlowDigests(Sound):
         return self._late if self._num_packed == 2 else await super().pack_version(version, keep)
 
 
-@pytest.mark.timeout(60)
 async def test_steps_do_not_wait_for_digests():
     buffer, done = MemoryBuffer(), list[FinishedStep]()
     async with a_loop(buffer, done, max_age=2, trainer=SlowDigests()) as (loop, start):

@@ -81,7 +81,6 @@ async def run(buffer: MemoryBuffer, disk: Disk, *, checkpoint_every: int, disk_w
     return done
 
 
-@pytest.mark.timeout(30)
 async def test_training_continues_during_one_checkpoint_and_waits_before_a_second(buffer: MemoryBuffer):
     disk = Disk()
     async with asyncio.TaskGroup() as tasks:
@@ -99,7 +98,6 @@ async def test_training_continues_during_one_checkpoint_and_waits_before_a_secon
     assert all(find_metric(name) is not None for name in metrics)
 
 
-@pytest.mark.timeout(30)
 async def test_the_next_checkpoint_covers_a_failed_one(buffer: MemoryBuffer):
     disk = Disk(FULL, FULL, DURABLE)
     done = await run(buffer, disk, checkpoint_every=2)
@@ -109,7 +107,6 @@ async def test_the_next_checkpoint_covers_a_failed_one(buffer: MemoryBuffer):
     assert (await buffer.audit()).is_clean
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(("answers", "saved"), [((FULL, FULL, FULL), [1, 2, 3]), ((DURABLE, FULL), [4, STEPS])])
 async def test_a_disk_that_stays_full_ends_the_run(buffer: MemoryBuffer, answers: tuple[Answer, ...], saved: list[int]):
     """Three failures in a row, or a failure of the run's last checkpoint."""
@@ -121,7 +118,6 @@ async def test_a_disk_that_stays_full_ends_the_run(buffer: MemoryBuffer, answers
     assert (await buffer.audit()).is_clean
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("answers", "every", "saved"),
     [((FULL, FULL, FULL, FULL, DURABLE, DURABLE), 1, [1, 2, 3, 4, 4, 5]), ((FULL, DURABLE), STEPS, [STEPS] * 2)],
@@ -133,7 +129,6 @@ async def test_training_waits_for_a_disk_that_was_full_for_long(buffer: MemoryBu
     assert await spent_steps(buffer) == STEPS
 
 
-@pytest.mark.timeout(30)
 async def test_a_learner_that_lost_the_run_learns_it_from_its_checkpoint(buffer: MemoryBuffer):
     disk = Disk(FenceLost("a newer learner took over"))
     with pytest.raises(ExceptionGroup) as caught:

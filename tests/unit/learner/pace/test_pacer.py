@@ -6,8 +6,6 @@ import asyncio
 from functools import partial
 from typing import Any
 
-import pytest
-
 from async_rl.config import BatchConfig, Config
 from async_rl.config.buffer import StalenessConfig
 from buffer.reference.memory_buffer import MemoryBuffer
@@ -62,7 +60,6 @@ async def test_a_fixed_pace_stays():
     assert set(await paces(config(staleness={"pace": 3.0}, evaluation={"every": 20}), 40)) == {3.0}
 
 
-@pytest.mark.timeout(30)
 async def test_the_learner_is_held_back_while_an_unfinished_group_would_become_too_old():
     run, buffer = config(staleness={"max_age": 1}), MemoryBuffer()
     fence = await started(buffer, max_age=1, groups_per_step=GROUPS)

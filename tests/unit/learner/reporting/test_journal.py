@@ -59,7 +59,6 @@ async def test_versions_continue_above_the_highest_that_may_have_been_seen(tmp_p
     assert [row["version"] for row in rows(tmp_path)] == [0, 7, 12, 13], "the torn row is cut off"
 
 
-@pytest.mark.timeout(30)
 async def test_the_learner_waits_for_a_disk_and_continues(tmp_path: Path):
     failpoints.arm("append.trained.jsonl:2-3=ENOSPC")
     meanwhile = Meanwhile()

@@ -119,7 +119,6 @@ def test_what_the_age_bound_cannot_wait_for_is_refused(max_age: float, most: int
 # -- the loop --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("policy", "packed"),
     [
@@ -138,7 +137,6 @@ async def test_only_what_is_pushed_is_packed_and_the_last_version_always_is(poli
     assert (await buffer.stats()).version == end.version
 
 
-@pytest.mark.timeout(30)
 async def test_a_checkpoint_is_pushed_as_its_groups_are_spent_only_then():
     packer = Packer()
     _, _, buffer = await run(packer, PushPolicy(every_steps=3, max_steps=3), checkpoint_every=2)
@@ -146,7 +144,6 @@ async def test_a_checkpoint_is_pushed_as_its_groups_are_spent_only_then():
     assert (await buffer.stats()).taken == 0
 
 
-@pytest.mark.timeout(30)
 async def test_a_skipped_step_gives_its_slots_back_though_versions_are_held_back():
     packer = Packer(skips=[2, 3])
     end, _, _ = await run(packer, PushPolicy(every_steps=3, max_steps=3))
@@ -154,7 +151,6 @@ async def test_a_skipped_step_gives_its_slots_back_though_versions_are_held_back
     assert packer.packed == [0, 1, 2, 3], "1 when step 2 is skipped, 2 as three steps have passed, 3 as it is the last"
 
 
-@pytest.mark.timeout(30)
 async def test_a_policy_that_waits_for_more_than_there_are_slots_does_not_stop_the_run():
     """As when the bound is lowered while the run goes on."""
     packer = Packer()
@@ -166,7 +162,6 @@ async def test_a_policy_that_waits_for_more_than_there_are_slots_does_not_stop_t
 # -- people ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(30)
 async def test_an_operator_requests_a_push():
     packer = Packer(waits_before=2)
 
@@ -180,7 +175,6 @@ async def test_an_operator_requests_a_push():
     assert packer.packed == [0, 2, 5]
 
 
-@pytest.mark.timeout(30)
 async def test_a_pin_lets_the_learner_train_as_far_as_the_age_bound_lets_it_and_then_wait():
     packer = Packer(waits_before=1)
 
@@ -199,7 +193,6 @@ async def test_a_pin_lets_the_learner_train_as_far_as_the_age_bound_lets_it_and_
     assert all(taken.age <= 2 for finished in done for taken in finished.step_batch.groups)
 
 
-@pytest.mark.timeout(30)
 async def test_a_pinned_run_that_is_told_to_stop_stops_and_leaves_its_groups_to_recovery():
     packer = Packer(waits_before=2)
 
@@ -218,7 +211,6 @@ async def test_a_pinned_run_that_is_told_to_stop_stops_and_leaves_its_groups_to_
     assert stats.taken >= 2 * (end.step - 1), "nothing is spent whose weights are not live"
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", ["step-1", "damaged"])
 async def test_a_rollback_goes_out_above_every_version_and_training_goes_on_above_it(name: str):
     packer = Packer(waits_before=2)
