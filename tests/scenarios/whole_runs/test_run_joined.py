@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from async_rl.view.live import LiveState, WorkerState
 from buffer.server.embedded.programs import find_binary
 from buffer.view.live_run import RedisLiveSource
 from tests.support.page_commands import commands
+from tests.support.private_fleet import free_port
 from tests.support.private_server import client_of, private_server
 from tests.support.run_history import last_step
 from tests.support.run_processes import TASKS, Program, audit, finished, program, read_config, write_config
@@ -75,13 +75,12 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         folder.mkdir()
         shutil.copy(TASKS, folder / "my_environment.py")
     (second / "my_environment.py").write_text(f"{TASKS.read_text()}\nPath('loaded').touch()\n")  # leaves a trace
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = ("--port", str(port), "--bind", "127.0.0.1")
     with private_server(find_binary(), *options) as url:
         endless = {"steps": 10_000, "checkpoint_every": 10}
-        path = write_config(first, RUN, redis={"url": url}, learner=endless, tasks={"pace_s": 0.2})
+        leases = {"learner_s": 60, "member_s": 60}  # who stands still for a moment is listed and counted as well
+        path = write_config(first, RUN, redis={"url": url}, learner=endless, leases=leases, tasks={"pace_s": 0.2})
         content = yaml.safe_load(path.read_text().replace(f"{TASKS}:", "my_environment.py:"))
         (first / "run.yaml").write_text(yaml.safe_dump({**content, "run": {"name": RUN}}))
         with client_of(unix_socket_path=url.removeprefix("unix://")) as redis:
