@@ -48,7 +48,7 @@ AUDITED = [
     "records",
     "payloads",
 ]
-SILENT_S = 20.0
+SILENT_S = 100.0
 """A server that does not reply for this long hangs."""
 
 
