@@ -47,8 +47,8 @@ class Keeps(RewardOnlyAgent):
 
 class Hangs(EchoAgent):
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        await inference.generate(task.prompt)
         try:
+            await inference.generate(task.prompt)
             return await asyncio.Future[Rollout]()
         finally:
             cancelled.set()
@@ -59,7 +59,7 @@ class Impatient(EchoAgent):
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         try:
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(1):
                 await inference.generate("never")
         except TimeoutError:
             return await EchoAgent.rollout(self, task, inference, context)

@@ -28,6 +28,7 @@ from rollout_workers.remote.client import RemoteAgent
 from rollout_workers.remote.server import EnvironmentServer
 from rollout_workers.remote.wire import pack
 from tests.scenarios.environments import remote_environments as environments
+from tests.support.waiting import PATIENCE_S
 
 HERE = environments.__name__
 
@@ -67,7 +68,7 @@ async def posed(agent: Any, index: int = 0) -> Task:
     return task
 
 
-async def played(agent: Any, model: InferenceInterface, timeout_s: float = 20.0, **more: Any) -> Rollout:
+async def played(agent: Any, model: InferenceInterface, timeout_s: float = PATIENCE_S, **more: Any) -> Rollout:
     return await play(agent.rollout, await posed(agent), model, context(**more), timeout_s=timeout_s)
 
 
@@ -94,7 +95,7 @@ async def test_siblings_are_played_together():
     async with served(f"{HERE}:Siblings") as agent:
         assert isinstance(agent, GroupAgent)
         contexts = [context(sibling=sibling) for sibling in range(3)]
-        rollouts = await play_group(agent, await posed(agent, 7), Model(lambda text: "7"), contexts, timeout_s=20)
+        rollouts = await play_group(agent, await posed(agent, 7), Model(lambda text: "7"), contexts, timeout_s=PATIENCE_S)
     assert [rollout.reward for rollout in rollouts] == [0, 2, 4]
 
 
@@ -115,10 +116,10 @@ async def test_each_run_has_an_agent_of_its_own_that_is_opened_once():
 async def test_the_deadline_here_ends_the_episode_there():
     environments.cancelled.clear()
     async with served(f"{HERE}:Hangs") as agent:
-        rollout = await played(agent, Model(lambda text: "1"), timeout_s=0.3)
+        rollout = await played(agent, Model(lambda text: "1"), timeout_s=3)
         assert rollout.failure is not None
         assert rollout.failure.boundary == "deadline"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await environments.cancelled.wait()
 
 
@@ -152,7 +153,9 @@ async def test_a_server_that_goes_away_is_a_failed_episode():
         rollout = await playing
         assert rollout.failure is not None
         assert (rollout.failure.boundary, rollout.failure.kind) == ("environment", "EnvironmentServerFailed")
-        again = await play(agent.rollout, Task(key="k", environment="far", prompt="1="), Model(str), context(), timeout_s=20)
+        again = await play(
+            agent.rollout, Task(key="k", environment="far", prompt="1="), Model(str), context(), timeout_s=PATIENCE_S
+        )
         assert again.failure is not None
         assert "the environment server at http://127.0.0.1" in again.failure.message
 
@@ -241,7 +244,7 @@ async def test_rubbish_is_refused_and_the_server_goes_on(rubbish: bytes):
     async with EnvironmentServer(section=EnvironmentConfig(type="counting")).listening() as url, ClientSession() as session:
         async with session.ws_connect(f"{url}/play") as socket:
             await socket.send_bytes(rubbish)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 assert (await socket.receive()).data is not None
         assert (await session.get(f"{url}/task")).status == 400
         async with RemoteAgent(name="far", url=url) as agent:
@@ -272,7 +275,7 @@ def server_process(*words: str) -> Iterator[str]:
     try:
         yield process.stdout.readline()
         process.terminate()
-        assert process.wait(30) == 0, process.stdout.read()
+        assert process.wait(PATIENCE_S) == 0, process.stdout.read()
     finally:
         process.kill()
         process.wait()
@@ -284,6 +287,6 @@ def test_a_server_process_is_checked_from_elsewhere():
         url = said.partition("url: ")[2].strip().rstrip("}")
         arguments = json.dumps({"url": url})
         line = [sys.executable, "-P", "-m", "rollout_workers.checking", "remote", "--episodes", "1", "--args", arguments]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "remote/0/0, answered by right: ok, reward 1" in done.stdout

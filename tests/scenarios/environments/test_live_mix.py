@@ -23,10 +23,11 @@ from learner.reporting.fleet_metrics import FleetMetrics
 from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.worker import Worker
 from rollout_workers.worker_parts import WorkerParts
+from tests.support.waiting import PATIENCE_S
 
 HERE = __name__
 BASE = [EnvironmentConfig(type="async_rl.testing:EchoAgent", name="base")]
-LIMITS = Limits(max_age=0, groups_per_step=8, lease_s=30.0, max_attempts=2)
+LIMITS = Limits(max_age=0, groups_per_step=8, lease_s=600.0, max_attempts=2)
 
 
 class Rare(EchoAgent):
@@ -88,7 +89,7 @@ async def workers(buffer: MemoryBuffer, count: int, version: int = 0) -> AsyncIt
         for number in range(count)
     ]
     stop = asyncio.Event()
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         for worker in made:
             tasks.create_task(worker.run(stop))
         yield made
@@ -97,7 +98,7 @@ async def workers(buffer: MemoryBuffer, count: int, version: int = 0) -> AsyncIt
 
 async def batch(buffer: MemoryBuffer, fence: int, step: int) -> list[str]:
     """The environments of the next 8 groups; their slots return."""
-    taken = await buffer.take(fence, step=step, version=0, num_groups=8, wait_s=20)
+    taken = await buffer.take(fence, step=step, version=0, num_groups=8, wait_s=PATIENCE_S)
     await buffer.release(fence, step)
     return [one.group.task.environment for one in taken]
 
@@ -172,11 +173,11 @@ async def test_after_a_crash_with_an_emptied_buffer_the_same_tasks_come_again():
     async with workers(buffer, 1):
         await batch(buffer, fence, 1)
         position = await buffer.position(fence, 1)
-        taken = await buffer.take(fence, step=2, version=0, num_groups=8, wait_s=20)
+        taken = await buffer.take(fence, step=2, version=0, num_groups=8, wait_s=PATIENCE_S)
     before = {one.group.task.key for one in taken}
 
     emptied = MemoryBuffer()
     fence = await recovered(emptied, position)
     async with workers(emptied, 1, version=position.version + 1):
-        taken = await emptied.take(fence, step=2, version=position.version + 1, num_groups=8, wait_s=20)
+        taken = await emptied.take(fence, step=2, version=position.version + 1, num_groups=8, wait_s=PATIENCE_S)
     assert {one.group.task.key for one in taken} == before
