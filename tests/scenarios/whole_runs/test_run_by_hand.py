@@ -22,7 +22,13 @@ SLOW = {"pace_s": 0.5}
 
 @pytest.mark.timeout(600)
 def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: Path) -> None:
-    path = write_config(tmp_path, "by-hand", tasks=SLOW, learner={"steps": 10_000, "checkpoint_every": 50})
+    path = write_config(
+        tmp_path,
+        "by-hand",
+        tasks=SLOW,
+        learner={"steps": 10_000, "checkpoint_every": 50},
+        leases={"learner_s": 60},  # a learner that stands still for a moment is not succeeded by the second one
+    )
     config = read_config(path)
     with ExitStack() as started:
 
