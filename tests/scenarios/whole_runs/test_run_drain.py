@@ -25,6 +25,7 @@ def test_a_drained_run_keeps_its_work_and_goes_on_when_it_is_started_again(tmp_p
         tasks={"hangs_at": 9, "marker": str(marker)},
         learner={"steps": 60, "checkpoint_every": NEVER},
         worker={"drain_s": 1},
+        leases={"ticket_s": 600},  # the ticket of the task that hangs comes back because it is handed back
     )
     config = read_config(path)
     with program(tmp_path, "run", "@", path) as run:
