@@ -13,7 +13,7 @@ from buffer.board import RedisBoard
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import console, format_size, moment, one_line, print_json, print_table, visible
 
-ANSWERED_WITHIN_S = 10.0
+ANSWERED_WITHIN_S = 30.0
 """A learner answers while it trains, so this only allows for a busy machine."""
 REASON_WIDTH = 200
 

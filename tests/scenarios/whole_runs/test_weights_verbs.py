@@ -60,6 +60,7 @@ def test_pinned_rolled_back_and_let_go(tmp_path: Path) -> None:
         tasks={"pace_s": 0.5},  # few steps, which leaves cores to other tests
         learner={"steps": 100_000, "checkpoint_every": 2, "keep_checkpoints": 1_000},
         wire={"push_every_steps": 2},
+        leases={"learner_s": 600, "member_s": 60},  # who stands still for a moment is asked and listed as well
     )
     config, weights = read_config(path), Weights(path)
     saves = config.run_folder / "checkpoints"
