@@ -32,7 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(home: Path, endpoint: str) -> dict[str, str]:
     return module_environment(
-        HF_HOME=str(home), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_ETAG_TIMEOUT="2"
+        HF_HOME=str(home),
+        HF_ENDPOINT=endpoint,
+        HF_HUB_DISABLE_PROGRESS_BARS="1",
+        HF_HUB_ETAG_TIMEOUT="100",
+        HF_HUB_DOWNLOAD_TIMEOUT="100",
     )
 
 

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(code: str, *words: str, home: Path, endpoint: str) -> list[Any]:
     """Run a process for each Hub and cache: the library reads their places when it is imported."""
     environment = module_environment(
-        HF_HOME=str(home), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_ETAG_TIMEOUT="2"
+        HF_HOME=str(home), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_ETAG_TIMEOUT="100"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
