@@ -39,13 +39,13 @@ class Hostile(EchoAgent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(EchoAgent):
-    """Well-behaved, but slow where a hostile one hangs: the half of the deadline that is left is for a busy machine."""
+    """Well-behaved, but slow where a hostile one hangs; most of the deadline is left for a machine that stands still."""
 
     deadline_s: float
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         if misdeed_of(task, context) in (hang, swallow_the_deadline):
-            await asyncio.sleep(0.5 * self.deadline_s)
+            await asyncio.sleep(0.1 * self.deadline_s)
         return await EchoAgent.rollout(self, task, inference, context)
 
 

@@ -36,7 +36,7 @@ def work(folder: Path, *arguments: object) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.parametrize(
     ("engine", "tasks", "episodes", "deadline_s"),
-    [("scripted", 128, 200, 4), pytest.param("megatron", 4, 16, 8, marks=pytest.mark.slow)],
+    [("scripted", 64, 200, 20), pytest.param("megatron", 4, 16, 20, marks=pytest.mark.slow)],
 )
 def test_a_worker_lives_with_hostile_environments(
     tmp_path: Path, engine: str, tasks: int, episodes: int, deadline_s: int
