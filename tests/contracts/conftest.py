@@ -51,15 +51,15 @@ def torn_connections(request: pytest.FixtureRequest) -> Iterator[None]:
 async def run(server_url: str, run_name: str) -> AsyncIterator[Run]:
     in_memory: dict[str, MemoryBuffer] = {}
 
-    async def open_memory(name: str) -> ReplayBuffer:
-        return in_memory.setdefault(name, MemoryBuffer(learner_lease_s=LEARNER_LEASE_S))
+    async def open_memory(name: str, learner_lease_s: float) -> ReplayBuffer:
+        return in_memory.setdefault(name, MemoryBuffer(learner_lease_s=learner_lease_s))
 
     async with AsyncExitStack() as stack:
 
-        async def open_redis(name: str) -> ReplayBuffer:
+        async def open_redis(name: str, learner_lease_s: float) -> ReplayBuffer:
             server = Server(server_url, patience_s=30)
             stack.push_async_callback(server.close)
-            return RedisBuffer(server, name, learner_lease_s=LEARNER_LEASE_S)
+            return RedisBuffer(server, name, learner_lease_s=learner_lease_s)
 
         yield Run(open_memory if server_url == MEMORY else open_redis, run_name)
 

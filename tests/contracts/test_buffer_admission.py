@@ -12,9 +12,11 @@ from async_rl.errors import FenceLost
 from async_rl.replay_protocol import ReplayBuffer
 from buffer import keys
 from buffer.redis_buffer import RedisBuffer
+from buffer.reference.memory_buffer import MemoryBuffer
 from buffer.server.client import Server
 from tests.support.groups import group
 from tests.support.runs import Run, limits, publish, started
+from tests.support.waiting import eventually
 
 
 async def reserved(buffer: ReplayBuffer, count: int, worker: str = "w", version: int = 0, wait_s: float = 0) -> list[str]:
@@ -38,11 +40,11 @@ async def test_no_worker_takes_more_than_a_share_while_others_wait(run: Run):
     got: Counter[str] = Counter()
 
     async def ask(worker: str) -> None:
-        got[worker] = len(await reserved(await run.open(), 6, worker, wait_s=20))
+        got[worker] = len(await reserved(await run.open(), 6, worker, wait_s=60))
 
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(ask(worker)) for worker in ("a", "b", "c")]
-        await until_waiting(run, 3)
+        await until_waiting(buffer, 3)
         for ticket in first:
             await buffer.abandon("greedy", ticket, "no_signal")
         await asyncio.wait(waiting)
@@ -51,10 +53,16 @@ async def test_no_worker_takes_more_than_a_share_while_others_wait(run: Run):
     assert await buffer.stats()
 
 
-async def until_waiting(run: Run, count: int) -> None:
-    """Each asks once a second; a request that does not wait shows when all of them are in the queue."""
-    for _ in range(3 * count):
-        await asyncio.sleep(0.05)  # nothing reports that a worker began to wait
+async def until_waiting(buffer: ReplayBuffer, count: int) -> None:
+    """Wait until so many workers are in the queue."""
+
+    async def are_waiting() -> bool:
+        if isinstance(buffer, MemoryBuffer):
+            return len(buffer._machine._queue) >= count
+        assert isinstance(buffer, RedisBuffer)
+        return await buffer._run.run_command("zcard", buffer._run.key("waiting")) >= count
+
+    await eventually(are_waiting, f"{count} workers are in the queue")
 
 
 async def test_who_waits_longest_is_served_first(run: Run):
@@ -64,14 +72,14 @@ async def test_who_waits_longest_is_served_first(run: Run):
 
     async def ask(worker: str) -> None:
         mine = await run.open()
-        [ticket] = await reserved(mine, 1, worker, wait_s=30)
+        [ticket] = await reserved(mine, 1, worker, wait_s=60)
         order.append(worker)
         await mine.abandon(worker, ticket, "no_signal")
 
     async with asyncio.TaskGroup() as tasks:
-        for worker in ("a", "b", "c", "d"):
+        for number, worker in enumerate(("a", "b", "c", "d"), start=1):
             tasks.create_task(ask(worker))
-            await until_waiting(run, 1)
+            await until_waiting(buffer, number)
         await buffer.abandon("holder", held, "no_signal")
     assert order == ["a", "b", "c", "d"]
 
@@ -113,7 +121,7 @@ async def test_limits_change_while_the_run_goes_on_and_stay_changed(run: Run):
     await reserved(buffer, 2)
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(reserved(await run.open(), 2, "other", wait_s=60))
-        await until_waiting(run, 1)
+        await until_waiting(buffer, 1)
         await buffer.change_limits({"max_age": 1, "selector": "fifo"})
     assert len(waiting.result()) == 2
     await buffer.resign(fence)
@@ -126,7 +134,7 @@ async def test_a_learner_sets_the_age_for_its_own_life_alone(run: Run):
     await reserved(buffer, 2)
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(reserved(await run.open(), 2, "other", wait_s=60))
-        await until_waiting(run, 1)
+        await until_waiting(buffer, 1)
         await buffer.set_limit(fence, "max_age", 1)
     assert len(waiting.result()) == 2
     await buffer.resign(fence)
@@ -142,7 +150,7 @@ async def test_the_learner_sets_the_pace_up_to_what_the_age_allows(run: Run):
     assert len(await buffer.reserve("w", version=0, count=9, wait_s=0)) == 3
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(reserved(await run.open(), 1, "other", wait_s=60))
-        await until_waiting(run, 1)
+        await until_waiting(buffer, 1)
         await buffer.set_limit(fence, "pace", 2.0)
     assert len(waiting.result()) == 1
     await buffer.set_limit(fence, "pace", 100.0)

@@ -40,7 +40,7 @@ async def test_a_lease_left_behind_is_waited_out(run: Run):
 
 
 async def test_a_learner_that_is_alive_keeps_others_out(run: Run):
-    buffer, fence = await run.start()
+    buffer, fence = await run.start(learner_lease_s=60)  # also one that stands still for a moment
     rival = await run.open()
     async with asyncio.TaskGroup() as tasks:
         beating = tasks.create_task(_hold(buffer, fence))
@@ -65,7 +65,7 @@ async def test_a_resigned_lease_is_free_at_once(run: Run):
 
 
 async def test_the_lease_of_an_owner_known_to_be_dead_is_free_at_once(run: Run):
-    buffer, fence = await run.start()
+    buffer, fence = await run.start(learner_lease_s=60)
     holding = asyncio.create_task(_hold(buffer, fence))
     successor = await run.open()
     with pytest.raises(LearnerAlreadyRunning):

@@ -13,6 +13,7 @@ import pytest
 from async_rl.types import RolloutGroup, Status, Ticket, VersionSpan
 from tests.support.groups import group, sample
 from tests.support.runs import Run, limits, publish
+from tests.support.waiting import eventually
 
 
 async def test_no_ticket_is_issued_before_a_learner_published_and_recovered(run: Run):
@@ -81,9 +82,13 @@ async def test_a_lost_lease_ends_the_ticket_and_rolls_its_task_again(run: Run):
 async def test_a_renewed_lease_outlives_one_that_is_not(run: Run):
     buffer, _ = await run.start(lease_s=2.0)
     kept, lost = await buffer.reserve("w", version=0, count=2, wait_s=0)
-    while not (await buffer.stats()).dropped:
-        assert await buffer.renew("w", [kept.id]) == set()
-        await asyncio.sleep(0.05)
+    await buffer.change_limits({"lease_s": 600})  # from here on a renewal lasts, however late the next would come
+    assert await buffer.renew("w", [kept.id]) == set()
+
+    async def is_lost() -> bool:
+        return bool((await buffer.stats()).dropped)
+
+    await eventually(is_lost, "the lease of the other ticket is lost")
     assert await buffer.renew("w", [kept.id, lost.id]) == {lost.id}
     assert await buffer.commit("w", group(kept)) == "stored"
 

@@ -13,17 +13,20 @@ LEARNER_LEASE_S = 1.0
 class Run:
     """One run of the buffer under test, as several processes may open it."""
 
-    def __init__(self, open_one: Callable[[str], Awaitable[ReplayBuffer]], name: str) -> None:
+    def __init__(self, open_one: Callable[[str, float], Awaitable[ReplayBuffer]], name: str) -> None:
+        """`open_one`: by the run's name and the seconds of a learner's lease."""
         self._open = open_one
         self.name = name
 
-    async def open(self, suffix: str = "") -> ReplayBuffer:
+    async def open(self, suffix: str = "", *, learner_lease_s: float = LEARNER_LEASE_S) -> ReplayBuffer:
         """Open another client; another `suffix` is another run in the same server."""
-        return await self._open(self.name + suffix)
+        return await self._open(self.name + suffix, learner_lease_s)
 
-    async def start(self, suffix: str = "", **changed: object) -> tuple[ReplayBuffer, int]:
+    async def start(
+        self, suffix: str = "", *, learner_lease_s: float = LEARNER_LEASE_S, **changed: object
+    ) -> tuple[ReplayBuffer, int]:
         """Open a buffer whose learner has published version 0; returns it with the learner's fence."""
-        buffer = await self.open(suffix)
+        buffer = await self.open(suffix, learner_lease_s=learner_lease_s)
         return buffer, await started(buffer, **changed)
 
 

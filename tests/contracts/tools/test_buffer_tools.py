@@ -99,7 +99,7 @@ class Tools:
         async def opened() -> Any:
             server = Server(self.url, patience_s=30)
             try:
-                return await act(RedisBuffer(server, self.name))
+                return await act(RedisBuffer(server, self.name, learner_lease_s=600))
             finally:
                 await server.close()
 

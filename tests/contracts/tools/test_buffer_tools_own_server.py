@@ -110,7 +110,7 @@ async def test_tail_goes_on_after_a_crash_of_the_server(config: Path):
             heard = asyncio.create_task(follower.stdout.readline())
             for ticket in await run.reserve("w", version=0, count=100, wait_s=20):
                 await run.commit("w", group(ticket))  # the follower may need a moment to come back, so one after the other
-                if (await asyncio.wait({heard}, timeout=0.2))[0]:
+                if (await asyncio.wait({heard}, timeout=1))[0]:
                     break
             assert b"stored" in await heard
         finally:
