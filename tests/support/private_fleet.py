@@ -18,8 +18,10 @@ from tests.support.private_server import START_S, client_of, wait_until_it_answe
 from tests.support.waiting import until
 
 SLOTS = 16384
-NODE_TIMEOUT_MS = 1000
-"""After which a silent node is replaced by its replica."""
+NODE_TIMEOUT_MS = DOWN_AFTER_MS = 15_000
+"""After which a silent node or master is replaced by its replica, unless `replace_the_dead` was called: not while it merely
+stands still."""
+SOON_MS = 300
 PORTS_TRIED = 5
 MASTER = "main"
 """What our Sentinels call their master."""
@@ -81,8 +83,15 @@ def owner(nodes: Sequence[Node], run: str) -> Node:
     return next(node for node in nodes if node.port == port)
 
 
+def replace_the_dead(nodes: Sequence[Node]) -> None:
+    """Let the nodes of a Cluster replace at once one that was killed."""
+    for node in nodes:
+        if node.process.poll() is None:
+            node.ask.config_set("cluster-node-timeout", 3 * SOON_MS)
+
+
 @contextmanager
-def private_sentinels(binary: Path, *, sentinels: int = 3, down_after_ms: int = 300) -> Iterator[tuple[list[Node], list[Node]]]:
+def private_sentinels(binary: Path, *, sentinels: int = 3) -> Iterator[tuple[list[Node], list[Node]]]:
     """A master and its replica, and the Sentinels that watch them."""
     with _opened() as start:
         servers = [start(binary, "--appendonly", "yes", "--repl-diskless-sync-delay", "0") for _ in range(2)]
@@ -90,13 +99,20 @@ def private_sentinels(binary: Path, *, sentinels: int = 3, down_after_ms: int = 
         until(lambda: _follows(servers[1]), "the replica follows")
         watching = (
             *("--sentinel", "monitor", MASTER, "127.0.0.1", str(servers[0].port), str(sentinels // 2 + 1)),
-            *("--sentinel", "down-after-milliseconds", MASTER, str(down_after_ms)),
-            *("--sentinel", "failover-timeout", MASTER, "2000"),
+            *("--sentinel", "down-after-milliseconds", MASTER, str(DOWN_AFTER_MS)),
+            *("--sentinel", "failover-timeout", MASTER, "600000"),  # also until a replica of nobody is set right
         )
         watchers = [start(binary, *watching, sentinel=True) for _ in range(sentinels)]
         others = f"num-other-sentinels {sentinels - 1}"
         until(lambda: all(_knows_all(watcher, others) for watcher in watchers), "the Sentinels know each other and the replica")
         yield servers, watchers
+
+
+def promote_the_replica(sentinels: Sequence[Node]) -> None:
+    """Let the Sentinels replace at once a master that was killed."""
+    for sentinel in sentinels:
+        for name, value in (("down-after-milliseconds", SOON_MS), ("failover-timeout", 2000)):
+            sentinel.ask.execute_command("SENTINEL SET", MASTER, name, value)
 
 
 def sentinel_url(sentinels: Sequence[Node]) -> str:

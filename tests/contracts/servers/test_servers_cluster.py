@@ -12,7 +12,7 @@ from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.embedded.programs import find_binary
 from tests.contracts.servers.lives import Learner, working
-from tests.support.private_fleet import Node, cluster_url, owner, private_cluster
+from tests.support.private_fleet import Node, cluster_url, owner, private_cluster, replace_the_dead
 from tests.support.runs import LEARNER_LEASE_S, started
 
 Opener = Callable[[], RedisBuffer]
@@ -94,6 +94,7 @@ async def test_the_run_goes_on_when_the_node_that_owns_it_dies(cluster: list[Nod
         tasks.create_task(learner.train())
         await learner.advances(5)
         await asyncio.to_thread(dying.kill)
+        await asyncio.to_thread(replace_the_dead, cluster)
         await learner.advances(10)
         learner.last = learner.step
     assert learner.trained_twice() == []

@@ -13,7 +13,7 @@ from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.embedded.programs import find_binary
 from tests.contracts.servers.lives import Learner, working
-from tests.support.private_fleet import Node, private_sentinels, sentinel_url
+from tests.support.private_fleet import Node, private_sentinels, promote_the_replica, sentinel_url
 from tests.support.runs import LEARNER_LEASE_S
 
 Fleet = tuple[list[Node], list[Node]]
@@ -39,13 +39,14 @@ async def open_buffer(fleet: Fleet, run_name: str) -> AsyncIterator[Callable[[],
 
 
 async def test_the_run_follows_the_master_to_its_replica(fleet: Fleet, open_buffer: Callable[[], ReplayBuffer]):
-    (master, replica), _ = fleet
+    (master, replica), sentinels = fleet
     buffer = open_buffer()
     learner = Learner(buffer)
     async with working(open_buffer) as handed_in, asyncio.TaskGroup() as tasks:
         tasks.create_task(learner.train())
         await learner.advances(5)
         await asyncio.to_thread(master.kill)
+        await asyncio.to_thread(promote_the_replica, sentinels)
         await learner.advances(10)
         learner.last = learner.step
     assert replica.ask.info("replication")["role"] == "master"
@@ -58,7 +59,7 @@ async def test_the_run_follows_the_master_to_its_replica(fleet: Fleet, open_buff
 async def test_what_the_old_master_had_confirmed_and_the_new_one_never_heard_is_noticed(
     fleet: Fleet, open_buffer: Callable[[], ReplayBuffer]
 ):
-    (master, replica), _ = fleet
+    (master, replica), sentinels = fleet
     buffer = open_buffer()
     learner = Learner(buffer)
     async with working(open_buffer), asyncio.TaskGroup() as tasks:
@@ -67,6 +68,7 @@ async def test_what_the_old_master_had_confirmed_and_the_new_one_never_heard_is_
         await asyncio.to_thread(replica.ask.replicaof, "127.0.0.1", 1)  # no server is there: replication stops
         await learner.advances(6)  # with a checkpoint in between
         await asyncio.to_thread(master.kill)
+        await asyncio.to_thread(promote_the_replica, sentinels)
         await learner.advances(10)
         learner.last = learner.step
     assert learner.restarts >= 1
