@@ -67,13 +67,17 @@ class BufferTwins(RuleBasedStateMachine):
 
     # -- calling all twins ------------------------------------------------------------------------------------------
     def all(self, call: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:
-        return self._agreed([stage.do(self._answer(call(stage.buffer))) for stage in self.stages])
+        return self._agreed([self._ask(stage, call) for stage in self.stages])
 
     def all_as_learner(self, call: Callable[[ReplayBuffer, int], Awaitable[Any]], life: int = 0) -> Any:
         """Call with the newest fence, or one of the `life` before it."""
         fences = [own[-1 - life % len(own)] for own in self.fences]
         asked = zip(self.stages, fences, strict=True)
-        return self._agreed([stage.do(self._answer(call(stage.buffer, fence))) for stage, fence in asked])
+        return self._agreed([self._ask(stage, lambda buffer, fence=fence: call(buffer, fence)) for stage, fence in asked])
+
+    def _ask(self, stage: Stage, call: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:
+        stage.pass_time(0)  # the time since the last call, in which a machine may have stood still, is no part of a history
+        return stage.do(self._answer(call(stage.buffer)))
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
         try:
