@@ -12,7 +12,7 @@ from async_rl.config import WireConfig
 from async_rl.errors import ConfigError
 from async_rl.transport.delta import codec
 from async_rl.transport.digest import digest_of
-from tests.scenarios.wire.test_wire import Worker, all_needy, running
+from tests.scenarios.wire.test_wire import Worker, all_needy, deliver, running
 from tests.support.wire_board import StageBoard, board_of
 from tests.support.wire_weights import Sender, Weights, sending
 
@@ -116,7 +116,7 @@ async def test_a_damaged_delta_is_never_served_and_the_parcel_is_sent_again_whol
         assert "digest" in (await sender.push(training.version, training.weights)).dropped["w"]
         await sender.flip(training.version)
         assert await sender.wait_for_members_behind(training.version) == ["w"], "it asks for what it lacks"
-        assert (await sender.push(training.version, training.weights)).staged == ("w",)
+        await deliver(sender, training.version, training.weights, worker)
         await training.all_serve()
     assert [version for version, _ in worker.served] == [*range(1, training.version + 1)]
 

@@ -115,7 +115,7 @@ async def test_a_worker_does_not_wait_for_ever_for_a_transfer_to_begin(redis_ser
             await sender.push(1, weights(seed=1))
             await post(board, TO_WORKERS, PushOffer(fence=1, generation=99, to=("w",), record=sender.records[1]))
             replies: list[object] = []
-            while not (failed := [each for each in replies if isinstance(each, PushFailed)]):
+            while not (failed := [each for each in replies if isinstance(each, PushFailed) and each.generation == 99]):
                 replies += await said.read()
     assert [each.reason for each in failed] == ["the transfer did not begin within 2 s of the offer"]
 

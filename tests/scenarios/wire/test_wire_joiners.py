@@ -37,7 +37,7 @@ from async_rl.types import VersionRecord
 from buffer import open_buffer
 from tests.scenarios.wire.test_wire import Worker, all_needy, running
 from tests.scenarios.wire.wire_learner import WIRE
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.warm_processes import running_module
 from tests.support.wire_board import StageBoard, board_of, config_of, go_live
 from tests.support.wire_weights import Sender, held, sending, weights
@@ -77,7 +77,7 @@ async def publishing(url: str, run: str) -> AsyncIterator[Callable[[VersionRecor
 async def test_joiners_catch_up_alone_while_versions_flow(
     board: StageBoard, redis_server: str, run_name: str, shared_memory: bool, way: str
 ) -> None:
-    wire = WireConfig(operation_timeout_s=10.0, bucket_mb=0.25, shared_memory=shared_memory)
+    wire = WireConfig(operation_timeout_s=60.0, bucket_mb=0.25, shared_memory=shared_memory)
     versions = {version: weights(seed=version, rows=400) for version in range(1, 6)}
     joined: list[Worker] = []
 
@@ -88,7 +88,7 @@ async def test_joiners_catch_up_alone_while_versions_flow(
 
     with capture_logs() as logs:
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(PATIENCE_S),
             publishing(redis_server, run_name) as publish,
             sending(board, wire, versions[1]) as sender,
             AsyncExitStack() as workers,
@@ -123,7 +123,7 @@ async def serve(sender: Sender, version: int) -> None:
 async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
     board: StageBoard, redis_server: str, run_name: str, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_S):
         with running_module("tests.scenarios.wire.wire_learner", redis_server, run_name, tmp_path, 3) as first:
             await left(tmp_path, 3)
             source = await read_source(board)
@@ -154,9 +154,10 @@ async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
 async def test_a_member_taken_for_dead_is_pushed_to_again_after_it_caught_up(
     board: StageBoard, redis_server: str, run_name: str
 ) -> None:
-    wire = WireConfig(operation_timeout_s=1.0, bucket_mb=0.25)
+    wire = WireConfig(operation_timeout_s=5.0, bucket_mb=0.25)  # the first push waits so long, and for the last one it must do
+    patient = wire.model_copy(update={"operation_timeout_s": 60.0})
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(PATIENCE_S),
         publishing(redis_server, run_name) as publish,
         sending(board, wire, weights(0, rows=40)) as sender,
     ):
@@ -167,7 +168,7 @@ async def test_a_member_taken_for_dead_is_pushed_to_again_after_it_caught_up(
         assert "w" in (await sender.push(1, weights(1, rows=40))).dropped
         await publish(sender.records[1])
         hears = await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
-        async with running(again := Worker(board, "w", weights(0, rows=40), wire)):
+        async with running(again := Worker(board, "w", weights(0, rows=40), patient)):
             await again.serves(1)
             await says_hello(hears, again)
             await sender.flip(1)
@@ -177,7 +178,7 @@ async def test_a_member_taken_for_dead_is_pushed_to_again_after_it_caught_up(
 
 async def test_every_nth_live_version_is_snapshotted(board: StageBoard, tmp_path: Path) -> None:
     wire = WireConfig(snapshot_every=2)
-    async with asyncio.timeout(60), sending(board, wire, weights(0, rows=40), snapshots=tmp_path) as sender:
+    async with asyncio.timeout(PATIENCE_S), sending(board, wire, weights(0, rows=40), snapshots=tmp_path) as sender:
         for version in (1, 2, 3):
             sender.pack(version, weights(version, rows=40))
             for _ in range(2):  # as for newcomers
@@ -249,7 +250,7 @@ def test_a_url_without_the_secret_is_not_found(path: str) -> None:
 
 
 async def test_a_reader_that_stops_keeps_its_version_for_one_timeout_and_no_training_from_going_on() -> None:
-    with serving(timeout_s=1.0) as (versions, server):
+    with serving(timeout_s=3.0) as (versions, server):
         versions.add(1, held(TENSORS), keep=())
         where, first = urlsplit(server.url), versions.parcel(1)
         with socket.create_connection((where.hostname or "", where.port or 0)) as stopped:

@@ -10,7 +10,7 @@ from tests.support.warm_processes import running_module
 from tests.support.wire_board import StageBoard, board_of
 from tests.support.wire_weights import all_behind, sending, weights
 
-OPERATION_TIMEOUT_S = 4.0
+OPERATION_TIMEOUT_S = 10.0
 WIRE = WireConfig(operation_timeout_s=OPERATION_TIMEOUT_S, bucket_mb=0.25, shared_memory=False)
 
 

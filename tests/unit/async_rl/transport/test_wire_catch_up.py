@@ -80,7 +80,7 @@ class Learner:
 @pytest.fixture(scope="module", params=[True, False], ids=["memory", "apart"])
 def wire(request: pytest.FixtureRequest) -> WireConfig:
     """`apart`: as if workers were on other machines."""
-    return WireConfig(operation_timeout_s=4.0, rendezvous_timeout_s=4.0, bucket_mb=1.0, shared_memory=request.param)
+    return WireConfig(operation_timeout_s=60.0, rendezvous_timeout_s=60.0, bucket_mb=1.0, shared_memory=request.param)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from async_rl.transport.sending.rank_orders import WireOrders
 from tests.support.waiting import PATIENCE_S
 from tests.unit.async_rl.transport.test_wire_catch_up import HELD, Learner
 
-WIRE = WireConfig(operation_timeout_s=4.0, rendezvous_timeout_s=4.0)
+WIRE = WireConfig(operation_timeout_s=60.0, rendezvous_timeout_s=60.0)
 
 
 @pytest.fixture

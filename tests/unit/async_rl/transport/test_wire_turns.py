@@ -17,7 +17,7 @@ from async_rl.transport.wire.gpus import takes_turns
 from tests.support.waiting import PATIENCE_S
 from tests.unit.async_rl.transport.test_wire_catch_up import TENSORS, Learner, catch_up
 
-APART = WireConfig(operation_timeout_s=4.0, rendezvous_timeout_s=4.0, shared_memory=False)
+APART = WireConfig(operation_timeout_s=60.0, rendezvous_timeout_s=60.0, shared_memory=False)
 
 
 def fill_from(learner: Learner, version: int, number: int, data: torch.Tensor, on_received: OnReceived) -> None:
