@@ -43,7 +43,7 @@ async def rests(times: Collection[float], played: Collection[str], *, is_replace
             else:
                 left.append(for_s)
 
-    limits = Limits(BreakerConfig(pause_s=100), Counters(), may_wait=lambda: 1, played=lambda: played)
+    limits = Limits(BreakerConfig(pause_s=500), Counters(), may_wait=lambda: 1, played=lambda: played)
     blocking = BlockingEnvironments(board, limits)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(blocking.run())
@@ -59,12 +59,12 @@ def report_of_another(at: float) -> WorkerBlocked:
 
 
 async def test_it_is_left_alone_twice_as_long_each_time():
-    assert await rests([3, 2, 1], ["blocks", "good"]) == pytest.approx([97, 198, 399], abs=0.9)
+    assert await rests([300, 200, 100], ["blocks", "good"]) == pytest.approx([200, 800, 1900], abs=60)
 
 
 async def test_what_is_long_ago_or_went_on_by_itself_does_not_count():
-    assert await rests([5000, 3], ["blocks", "good"]) == pytest.approx([97], abs=0.9)
-    assert await rests([3, 2], ["blocks", "good"], is_replaced=False) == []
+    assert await rests([5000, 300], ["blocks", "good"]) == pytest.approx([200], abs=60)
+    assert await rests([300, 200], ["blocks", "good"], is_replaced=False) == []
 
 
 async def test_it_ends_its_workers_where_there_is_nothing_else_to_play():
