@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -33,9 +34,7 @@ with work_limit(4):
 
 def test_a_step_that_hangs_ends_the_process_with_the_name_of_its_thread() -> None:
     line = [sys.executable, "-c", HANGS]
-    done = subprocess.run(line, cwd=ROOT, env=module_environment(), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(line, cwd=ROOT, env=module_environment(), capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == ServiceStopped.exit_code, done.stderr
-    said = done.stderr.splitlines()[-1]
-    assert (
-        "the thread 'inference-engine_0' has worked on an engine step for 4 s without finishing, at <string>:10 in step" in said
-    )
+    said = r"the thread 'inference-engine_0' has worked on an engine step for \d s without finishing, at <string>:10 in step"
+    assert re.search(said, done.stderr.splitlines()[-1]), done.stderr
