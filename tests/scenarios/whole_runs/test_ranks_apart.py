@@ -70,7 +70,9 @@ def test_a_missing_rank_is_named(redis_server: str, run_name: str, tmp_path: Pat
             wait_for_rank_0(store, rank=1, world_size=2, within=SHORT)
         with pytest.raises(ServiceStopped, match="rank 1 of 2 has not registered"):  # it was there, and is gone
             wait_for_ranks(store, world_size=2, life=7, within=SHORT)
+        gone = store.get("here/1")
         refused = pool.submit(wait_for_rank_0, other, rank=1, world_size=3, within=LONG)
+        until(lambda: store.get("here/1") != gone, "the other rank has registered")
         with pytest.raises(ServiceStopped):
             wait_for_ranks(store, world_size=2, life=7, within=timedelta(seconds=3))
         with pytest.raises(ConfigError, match="WORLD_SIZE is 3 for rank 1 and 2 for rank 0"):
