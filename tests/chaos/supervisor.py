@@ -26,11 +26,11 @@ from tests.chaos.stage import SERVING, STARTING, config_of
 
 MAX_WRONG_ENDS = 5
 """A role that ends wrongly this often is not restarted."""
-STALLED_S = 60.0
+STALLED_S = 150.0
 """Without an act for this long, the system hangs."""
 LONGEST_EVENT_WAIT_S = 1.0
 """Longest wait for the acts before the next event, which may not come, for example during a wait for a lease."""
-DRAIN_S = 60.0
+DRAIN_S = 150.0
 LOOK_AGAIN_S = 0.2
 """Poll interval of the states in shared memory, which give no notification."""
 

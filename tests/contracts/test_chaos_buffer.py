@@ -22,7 +22,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a round with 40 kills."""
     folder = tmp_path_factory.mktemp("chaos") / "kept"
     command = module_command("tests.chaos.run", "--kills", 40, "--seed", 1, "--keep", folder)
-    ended = subprocess.run(command, env=module_environment(), capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run(command, env=module_environment(), capture_output=True, text=True, timeout=500, check=False)
     print(ended.stdout, ended.stderr)  # pytest shows it when the round was not clean
     assert ended.returncode == 0
     return folder / "round-000"

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_S = 150.0
+PATIENCE_S = 280.0
 """For anything that must happen at all. Importing torch in several processes dominates, on a busy machine more so."""
 
 

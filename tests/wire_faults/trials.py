@@ -214,7 +214,7 @@ async def _two_that_cannot_meet(stage: Stage, luck: random.Random) -> str:
 
 async def _ends_well(stage: Stage, name: str) -> None:
     try:
-        code = await stage.ended(name, within_s=20)
+        code = await stage.ended(name)
     except NeverHappened:
         stage.signal(name, SIGUSR1)
         await asyncio.sleep(0.5)

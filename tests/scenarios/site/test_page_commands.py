@@ -41,6 +41,7 @@ RUN = {
     "sampling": {"max_tokens": 8},
     "batch": {"groups_per_step": 2, "group_size": 2, "bin_tokens": 256, "drop_no_signal": False},
     "staleness": {"max_age": 2},
+    "leases": {"learner_s": 60, "member_s": 60},  # who stands still for a moment answers later
     "learner": {"steps": 10_000, "checkpoint_every": 2},
     "evaluation": {"tasks": 2},
     "worker": {"kv_cache_gb": 0.25},
@@ -89,7 +90,7 @@ def play(folder: Path, command: Command, words: Sequence[str]) -> None:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_commands_about_a_run_that_has_ended(folder: Path) -> None:
     done = finished(folder, "run", "@", "run.yaml", "--run.name", ENDED, "--learner.steps", 2)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -106,7 +107,7 @@ def test_commands_about_a_run_that_has_ended(folder: Path) -> None:
         play(folder, command, command.words[1:])
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_commands_about_a_run_that_lives(folder: Path) -> None:
     asked = typed(alive=True)
     assert set(OF_A_LIVING_RUN) <= set(map(verb_of, asked))

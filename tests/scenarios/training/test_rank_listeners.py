@@ -37,7 +37,6 @@ print(json.dumps(opened))
 
 
 @pytest.mark.skipif(not IS_TOLD, reason="needs Linux to tell which ports a process has")
-@pytest.mark.timeout(300)
 def test_another_user_reaches_no_port_and_no_file_of_the_ranks(tmp_path: Path) -> None:
     run = {"name": "two", "folder": str(tmp_path / "runs")}
     learner = {"steps": NEVER, "parallel": {"processes": 2}}
@@ -54,9 +53,9 @@ def test_another_user_reaches_no_port_and_no_file_of_the_ranks(tmp_path: Path) -
         assert store.parent.stat().st_mode & 0o077 == 0
         if os.geteuid() == 0:
             line = [sys.executable, "-c", READ_AS_NOBODY, str(store.parent), str(store)]
-            assert json.loads(subprocess.run(line, capture_output=True, text=True, check=True, timeout=120).stdout) == []
+            assert json.loads(subprocess.run(line, capture_output=True, text=True, check=True, timeout=280).stdout) == []
 
         training.until_says("step 4/")
         training.signal(signal.SIGTERM)
         assert training.exit_code() == 0, training.output
-    until(lambda: not store.exists(), "the store is gone", within_s=10)
+    until(lambda: not store.exists(), "the store is gone")

@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.pipeline.run import main
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_eight_faults_and_a_clean_audit(tmp_path: Path) -> None:
     report_file, kept = tmp_path / "report.json", tmp_path / "kept"
     code = main(["--few", "--report", str(report_file), "--keep", str(kept)])

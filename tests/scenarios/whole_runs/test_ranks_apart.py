@@ -80,7 +80,6 @@ def test_a_missing_rank_is_named(redis_server: str, run_name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.timeout(300)
 def test_ranks_of_any_launcher_train_together_and_start_again(
     redis_server: str, run_name: str, tmp_path: Path, restarts: int
 ) -> None:

@@ -26,7 +26,7 @@ def write_blocking(folder: Path, name: str, **sections: Any) -> Path:
     return path
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_blocked_worker_is_named_and_replaced_and_the_run_goes_on_without_what_blocked_it(tmp_path: Path) -> None:
     path = write_blocking(
         tmp_path,
@@ -52,7 +52,7 @@ def test_a_blocked_worker_is_named_and_replaced_and_the_run_goes_on_without_what
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_run_whose_worker_is_blocked_ends_on_ctrl_c_and_a_detached_environment_does_not_come_back(tmp_path: Path) -> None:
     path = write_blocking(tmp_path, "interrupted", learner={"steps": 4}, worker={"stall_limit_s": 3600, "drain_s": 3600})
     config = read_config(path)
