@@ -89,7 +89,7 @@ def test_a_model_in_the_hub_and_its_folder_are_the_same_to_a_fleet(tmp_path: Pat
 def read_facts(path: Path, environment: Mapping[str, str]) -> str:
     code = f"from async_rl.config.loading import load; print(load(['@', {str(path)!r}]).fleet_facts)"
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=True
     ).stdout
 
 

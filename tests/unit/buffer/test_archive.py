@@ -421,7 +421,7 @@ def test_writers_that_are_killed_at_random_lose_and_double_nothing(tmp_path: Pat
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     acknowledged = int(told.stdout)
     with writer(tmp_path) as last:

@@ -87,8 +87,8 @@ def test_a_check_that_hangs_is_killed_with_all_that_it_started(
     gpu_check: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAY", "hangs")
-    result = runner(gpu_check).run(gpu_check.Check(name="own", module="own_checks", limit_s=2), "cpu", 2)
-    assert (result.outcome, result.reason, result.log) == ("failed", "did not end within 2 s", "about to wait")
+    result = runner(gpu_check).run(gpu_check.Check(name="own", module="own_checks", limit_s=6), "cpu", 6)
+    assert (result.outcome, result.reason, result.log) == ("failed", "did not end within 6 s", "about to wait")
     assert _is_gone(int((folder / "pid").read_text()))
 
 
@@ -141,7 +141,7 @@ def test_what_pyproject_asks_for_and_is_absent_is_named_at_once(tmp_path: Path) 
         env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert ended.returncode == 1, ended.stderr

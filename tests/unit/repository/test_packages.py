@@ -16,7 +16,7 @@ from async_rl.launch.package_guard import NAMES, guard
 def python(*args: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, *args]
     return subprocess.run(
-        line, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+        line, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=280, check=False
     )
 
 

@@ -161,7 +161,7 @@ def test_a_role_verb_becomes_the_role(tmp_path: Path) -> None:
     script = f"import sys; sys.executable = {str(stand_in)!r}; from async_rl.cli.main import main; main()"
     line = [sys.executable, "-P", "-c", script, "buffer", "stats", *QUICKSTART, "--run.name", "r", "--json"]
     process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=280)
     assert process.returncode == 7
     expected = f"{process.pid} 1 -P -m buffer stats @ configs/quickstart.yaml --run.name r --json"
     assert said.strip() == expected

@@ -54,7 +54,7 @@ def python(code: str, *words: str, home: Path, endpoint: str) -> list[Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -172,7 +172,7 @@ def test_a_file_system_that_is_full(tmp_path: Path):
     script = 'mount -t tmpfs -o size=64k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     with suppress(FileNotFoundError):
         done = subprocess.run(
-            [*mounted, script, "sh", tmp_path, sys.executable, FILLS], capture_output=True, text=True, timeout=60, check=False
+            [*mounted, script, "sh", tmp_path, sys.executable, FILLS], capture_output=True, text=True, timeout=280, check=False
         )
         if done.returncode == 0:
             added, found, dropped, is_whole = done.stdout.splitlines()[-1].split()

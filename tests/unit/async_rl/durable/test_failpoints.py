@@ -26,7 +26,7 @@ for turn in range(3):
 
 def run(**environ: str) -> tuple[int, list[str]]:
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, timeout=280, check=False
     )
     return ended.returncode, ended.stdout.splitlines()
 

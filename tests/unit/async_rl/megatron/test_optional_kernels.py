@@ -35,7 +35,7 @@ def test_a_broken_transformer_engine_and_the_namespace_of_flash_attention_4_stop
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=280,
     )
     assert asked.returncode == 0, asked.stderr
     found, sentence = asked.stdout.splitlines()

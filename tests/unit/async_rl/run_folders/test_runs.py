@@ -176,7 +176,7 @@ def test_top_on_a_terminal_follows_the_run_and_the_size_until_q(tmp_path: Path) 
             termios.tcsetwinsize(theirs, (40, 60))
             read_until("lost " + 40 * "─")
             os.write(ours, b"xq")
-            assert process.wait(60) == 0
+            assert process.wait(280) == 0
         finally:
             process.kill()
     os.close(ours)

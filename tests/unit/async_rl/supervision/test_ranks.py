@@ -70,7 +70,7 @@ class Parent:
 
     def ended(self) -> tuple[int, str]:
         """Its exit code and what it said; nothing of it is left."""
-        said, _ = self.process.communicate(timeout=60)
+        said, _ = self.process.communicate(timeout=280)
         for path in self._folder.glob("seen-?"):
             seen = json.loads(path.read_text())
             with suppress(ProcessLookupError):

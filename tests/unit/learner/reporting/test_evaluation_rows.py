@@ -46,7 +46,7 @@ async def test_each_result_stands_in_one_row() -> None:
 
 async def test_the_end_waits_only_for_what_is_due_and_never_for_ever() -> None:
     board, stop = MemoryBoard(MemoryBuffer()), asyncio.Event()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(280):
         async with listening(board, EvaluationConfig(every=0)) as never:
             await never.wait_for_last(0, 5, stop)
         async with listening(board, EvaluationConfig(every=10)) as not_yet:

@@ -33,7 +33,7 @@ def server(request: pytest.FixtureRequest) -> McpServer:
 
 
 async def test_calls_reach_the_server_and_its_errors_reach_the_model(server: McpServer):
-    async with open_toolbox([server], timeout_s=20) as toolbox:
+    async with open_toolbox([server], timeout_s=200) as toolbox:
         tools = {tool.name: tool for tool in toolbox.tools}
         assert tools["add"].description == "Adds two numbers."
         assert tools["add"].parameters["required"] == ["a", "b"]
@@ -44,7 +44,7 @@ async def test_calls_reach_the_server_and_its_errors_reach_the_model(server: Mcp
 
 
 async def test_a_server_that_died_fails_the_episode():
-    async with open_toolbox([McpServer(command=[*PROGRAM, "stdio"])], timeout_s=20) as toolbox:
+    async with open_toolbox([McpServer(command=[*PROGRAM, "stdio"])], timeout_s=200) as toolbox:
         with pytest.raises(ConnectionError, match="is gone"):
             await toolbox.answer(ToolCall(name="die", arguments="{}"))
         with pytest.raises(ConnectionError, match="is gone"):
@@ -61,5 +61,5 @@ async def test_a_server_that_died_fails_the_episode():
 )
 async def test_a_server_that_cannot_be_opened_is_named(server: McpServer):
     with pytest.raises(ConfigError, match="cannot be opened"):
-        async with open_toolbox([server], timeout_s=20):
+        async with open_toolbox([server], timeout_s=200):
             pass
