@@ -62,7 +62,7 @@ def config_for(url: str, folder: Path, **redis: object) -> Config:
     return Config.model_validate(
         {
             "run": {"name": "r", "folder": folder},
-            "redis": {"url": url, "connect_timeout_s": 5, "password_file": folder / "password", **redis},
+            "redis": {"url": url, "connect_timeout_s": 60, "password_file": folder / "password", **redis},
             "model": {"size": {"hidden": 8, "layers": 1, "heads": 1}},
             "environments": [{"type": "even_digits"}],
         }
@@ -110,7 +110,7 @@ async def test_a_wrong_password_is_refused_at_once(tls_server: str, certificates
 
 @pytest.mark.parametrize("tls_server", ["yes"], ids=["wants-ours"], indirect=True)
 async def test_without_a_certificate_that_the_server_wants_we_are_told(tls_server: str, certificates: Path, tmp_path: Path):
-    config = config_for(tls_server, tmp_path, connect_timeout_s=0.5, **trusting(certificates, ours=False))
+    config = config_for(tls_server, tmp_path, connect_timeout_s=2, **trusting(certificates, ours=False))
     assert "does it want redis.cert_file?" in await refusal(config)
 
 
