@@ -26,7 +26,7 @@ from tests.support.private_fleet import free_port
 from tests.support.private_server import client_of, private_server
 from tests.support.run_history import last_step
 from tests.support.run_processes import TASKS, Program, audit, finished, program, read_config, write_config
-from tests.support.waiting import until
+from tests.support.waiting import eventually, until
 
 EVALUATION = ("--evaluation.every", 2, "--evaluation.tasks", 1, "--evaluation.samples", 1)
 PAGE, RUN = "docs/launch/by_hand.md", "shapes"
@@ -157,9 +157,16 @@ def test_an_evaluator_that_waits_for_a_version_is_no_worker_of_the_fleet(nodes: 
 async def shown_workers(config: Config) -> tuple[WorkerState, ...]:
     """Workers on the page of `async-rl view`."""
     async with RedisLiveSource(config) as run:
-        state = await run.read()
-        assert isinstance(state, LiveState), state
-        return state.workers
+        seen: list[LiveState] = []
+
+        async def answers() -> bool:
+            """The page waits for Redis for two seconds, and asks again."""
+            state = await run.read()
+            seen.extend([state] if isinstance(state, LiveState) else [])
+            return bool(seen)
+
+        await eventually(answers, "Redis answers the page")
+        return seen[0].workers
 
 
 @pytest.mark.timeout(600)
