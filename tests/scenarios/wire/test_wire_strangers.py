@@ -25,6 +25,7 @@ from async_rl.transport.messages import (
 from tests.scenarios.wire.test_wire import Worker, running
 from tests.scenarios.wire.wire_stream import ROWS, WIRE
 from tests.support.listening import IS_TOLD, listeners
+from tests.support.waiting import PATIENCE_S
 from tests.support.warm_processes import running_module
 from tests.support.wire_board import board_of
 from tests.support.wire_weights import weights
@@ -51,7 +52,7 @@ def scan(port: int) -> None:
 
 async def test_a_port_scan_finds_one_port_that_answers_nothing_and_stops_nothing(redis_server: str, run_name: str) -> None:
     async with (
-        asyncio.timeout(120),
+        asyncio.timeout(PATIENCE_S),
         board_of(redis_server, run_name) as board,
         learner(redis_server, run_name) as process,
         running(worker := Worker(board, "w", weights(0, rows=ROWS), WIRE)),
@@ -77,7 +78,7 @@ async def test_a_port_scan_finds_one_port_that_answers_nothing_and_stops_nothing
 
 
 def said_to(port: int, request: bytes) -> int:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         connection.sendall(request)
         answer = connection.makefile("rb").readline()
     found = re.match(rb"HTTP/1.. (\d+)", answer)
@@ -88,7 +89,7 @@ def said_to(port: int, request: bytes) -> int:
 async def test_scans_while_groups_are_being_built_stop_nothing(redis_server: str, run_name: str) -> None:
     """A scan without pauses also hits ports that are open only while a group is built."""
     async with (
-        asyncio.timeout(120),
+        asyncio.timeout(PATIENCE_S),
         board_of(redis_server, run_name) as board,
         learner(redis_server, run_name) as process,
         running(worker := Worker(board, "w", weights(0, rows=ROWS), WIRE)),
@@ -117,7 +118,7 @@ async def test_scans_while_groups_are_being_built_stop_nothing(redis_server: str
 
 async def test_groups_are_built_anew_when_descriptors_become_scarce(redis_server: str, run_name: str) -> None:
     async with (
-        asyncio.timeout(120),
+        asyncio.timeout(PATIENCE_S),
         board_of(redis_server, run_name) as board,
         learner(redis_server, run_name) as process,
         running(worker := Worker(board, "w", weights(0, rows=ROWS), WIRE)),

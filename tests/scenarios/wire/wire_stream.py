@@ -16,7 +16,7 @@ from async_rl.config import WireConfig
 from tests.support.wire_board import board_of
 from tests.support.wire_weights import sending, weights
 
-WIRE = WireConfig(operation_timeout_s=10.0, bucket_mb=0.25, shared_memory=False)
+WIRE = WireConfig(operation_timeout_s=60.0, bucket_mb=0.25, shared_memory=False)
 ROWS = 4
 PAUSE_S = 0.05
 OTHER_FILES = 100
