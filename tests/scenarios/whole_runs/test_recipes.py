@@ -94,7 +94,7 @@ def test_ten_steps_of_every_recipe(tmp_path: Path, recipe: str) -> None:
 
 def rehearse(folder: Path, recipe: str, *, steps: int, vocab_size: int | None = None) -> None:
     words, name, shape = described_recipe(folder, recipe, vocab_size)
-    done = finished(folder, "rehearse", *words, *(["--steps", steps] if steps != 2 else []), patience_s=75.0 * steps)
+    done = finished(folder, "rehearse", *words, *(["--steps", steps] if steps != 2 else []), patience_s=140.0 * steps)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"a tokenizer of bytes stands in for that of {name}" in done.stdout
     assert f"rehearsal: {steps} steps" in done.stdout
