@@ -18,7 +18,7 @@ FILE_BYTES = 80_000
 
 
 async def main(url: str, run: str, fence: int, folder: Path, begun: Event | None = None) -> None:
-    server = Server(url, patience_s=30)
+    server = Server(url, patience_s=100)
     buffer = RedisBuffer(server, run)
     try:
         with ArchiveWriter(folder, run=run, max_gb=1.0, segment_bytes=FILE_BYTES) as writer:

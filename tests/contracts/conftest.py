@@ -57,7 +57,7 @@ async def run(server_url: str, run_name: str) -> AsyncIterator[Run]:
     async with AsyncExitStack() as stack:
 
         async def open_redis(name: str, learner_lease_s: float) -> ReplayBuffer:
-            server = Server(server_url, patience_s=30)
+            server = Server(server_url, patience_s=100)
             stack.push_async_callback(server.close)
             return RedisBuffer(server, name, learner_lease_s=learner_lease_s)
 
@@ -71,13 +71,13 @@ async def board(server_url: str, run_name: str) -> AsyncIterator[tuple[Board, Re
         buffer = MemoryBuffer()
         yield MemoryBoard(buffer), buffer
     else:
-        server = Server(server_url, patience_s=30)
+        server = Server(server_url, patience_s=100)
         yield RedisBoard(server, run_name), RedisBuffer(server, run_name)
         await server.close()
 
 
 @pytest.fixture
 async def redis_buffer(redis_server: str, run_name: str) -> AsyncIterator[tuple[RedisBuffer, Server]]:
-    server = Server(redis_server, patience_s=30)
+    server = Server(redis_server, patience_s=100)
     yield RedisBuffer(server, run_name, learner_lease_s=LEARNER_LEASE_S), server
     await server.close()

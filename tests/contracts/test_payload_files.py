@@ -53,7 +53,7 @@ def big(ticket: Ticket) -> RolloutGroup:
 
 @asynccontextmanager
 async def opened(url: str, run: str, folder: Path | None, *, max_bytes: int = 64 * MIB) -> AsyncIterator[RedisBuffer]:
-    server = Server(url, patience_s=30)
+    server = Server(url, patience_s=100)
     try:
         if folder is None:
             yield RedisBuffer(server, run, learner_lease_s=LEASE_S)
@@ -65,7 +65,7 @@ async def opened(url: str, run: str, folder: Path | None, *, max_bytes: int = 64
 
 
 async def stored(url: str, hash_key: str) -> dict[str, bytes]:
-    server = Server(url, patience_s=30)
+    server = Server(url, patience_s=100)
     found = await cast("Any", server.commands).hgetall(hash_key)
     await server.close()
     return {ticket.decode(): payload for ticket, payload in found.items()}

@@ -54,7 +54,7 @@ NAUGHTY = "\x1b[2J"
 
 CONFIG = """
 run: {{name: {name}, folder: {folder}}}
-redis: {{url: "{url}", connect_timeout_s: 20}}
+redis: {{url: "{url}", connect_timeout_s: 100}}
 model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
 environments: [{{type: even_digits}}]
 batch: {{groups_per_step: 2}}
@@ -97,7 +97,7 @@ class Tools:
 
     def do(self, act: Callable[[RedisBuffer], Awaitable[Any]]) -> Any:
         async def opened() -> Any:
-            server = Server(self.url, patience_s=30)
+            server = Server(self.url, patience_s=100)
             try:
                 return await act(RedisBuffer(server, self.name, learner_lease_s=600))
             finally:

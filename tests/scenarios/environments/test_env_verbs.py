@@ -22,7 +22,7 @@ from tests.support.run_processes import finished
 
 CONFIG = """
 run: {{name: {name}, folder: {folder}}}
-redis: {{url: "{url}", connect_timeout_s: 20}}
+redis: {{url: "{url}", connect_timeout_s: 100}}
 model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
 environments: [{{type: even_digits, weight: 3}}]
 environments_from: [mine.py, elsewhere]
@@ -74,7 +74,7 @@ def ask(redis_server: str, run_name: str) -> Callable[[Callable[[RedisBuffer], A
     """Something of the run's buffer."""
 
     async def asked(what: Callable[[RedisBuffer], Awaitable[T]]) -> T:
-        server = Server(redis_server, patience_s=20)
+        server = Server(redis_server, patience_s=100)
         try:
             return await what(RedisBuffer(server, run_name))
         finally:
