@@ -46,8 +46,9 @@ def test_a_learner_that_is_killed_ends_where_an_undisturbed_one_does(
         for death in deaths(kills, random.Random(seed)):
             print(death)
             monkeypatch.setenv(ORDERS, death.order)
+            before = len(lives(killed.config))
             with killed.learner() as learner:
-                death.happens_to(learner, killed)
+                death.happens_to(learner, killed, before)
         monkeypatch.delenv(ORDERS)
         killed.may_end()
         with killed.learner() as learner:
@@ -139,7 +140,7 @@ class AtPoint:
     def order(self) -> str:
         return f"{self.name}:{self.nth}"
 
-    def happens_to(self, learner: Program, _run: Run) -> None:
+    def happens_to(self, learner: Program, _run: Run, _before: int) -> None:
         assert learner.exit_code() == KILLED, learner.output
 
 
@@ -151,8 +152,8 @@ class SomeTime:
     later_s: float
     order: str = ""
 
-    def happens_to(self, learner: Program, run: Run) -> None:
-        before = len(lives(run.config))
+    def happens_to(self, learner: Program, run: Run, before: int) -> None:
+        """`before`: lives that had begun when this learner was started."""
         until(lambda: self._is_ripe(run, before), f"it makes {self.steps} steps", while_alive=learner)
         time.sleep(self.later_s)
         learner.signal(signal.SIGKILL)
