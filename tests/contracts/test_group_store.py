@@ -31,6 +31,7 @@ from tests.support.private_server import (
     server_on,
     servers_to_test,
 )
+from tests.support.waiting import PATIENCE_S
 from tests.support.warm_processes import run_ranks
 
 CLUSTER = "cluster"
@@ -107,7 +108,7 @@ def test_a_wait_ends_when_another_process_sets_the_key(store: RedisGroupStore, s
         other.set("a", "told")
         other.add("b", 7)
         for wait in waits:
-            wait.join(280)
+            wait.join(PATIENCE_S)
     assert sorted(found) == [b"7", b"told"]
 
 
@@ -130,7 +131,7 @@ def test_calls_of_a_store_that_is_closed_fail_at_once(server_url: str, run_name:
         threads = [threading.Thread(target=use, args=[stores.open("group")]) for _ in range(8)]
         for thread in threads:
             thread.start()
-        assert begun.wait(280)
+        assert begun.wait(PATIENCE_S)
     for thread in threads:
         thread.join(60)
     assert len(ended) == 16
@@ -185,14 +186,14 @@ def test_a_wait_survives_a_restart_of_the_server(run_name: str):
                 while not client.pubsub_numsub(keys.group_store(run_name, "ranks", "key"))[0][1]:
                     pass
             process.send_signal(signal.SIGTERM)
-            process.wait(280)
+            process.wait(PATIENCE_S)
             store.set_timeout(timedelta(seconds=0.5))
             with pytest.raises(DistStoreError, match=r"could not get 'before' within 0\.5 s"):
                 store.get("before")
         with server_on(BUNDLED, folder):
             store.set_timeout(timedelta(seconds=60))
             store.set("key", "told")
-            wait.join(280)
+            wait.join(PATIENCE_S)
             assert (found, store.get("before")) == ([b"told"], b"kept")
 
 

@@ -16,6 +16,7 @@ from buffer.server.client import Server
 from learner.checkpoints.fences import Fences
 from tests.support.groups import group
 from tests.support.runs import limits, publish
+from tests.support.waiting import PATIENCE_S
 
 Both = tuple[RedisBuffer, Server]
 Act = Callable[[], Awaitable[None]]
@@ -186,7 +187,7 @@ async def test_a_successor_waits_for_a_lease_and_not_for_the_clock(redis_buffer:
     buffer, server = redis_buffer
     fence = await begun(buffer)  # and dies
     await cast("Any", server.commands).hincrby(keys.key(run_name, "state"), "learner_expires", HOUR_MS)
-    async with asyncio.timeout(280):
+    async with asyncio.timeout(PATIENCE_S):
         assert await buffer.acquire("successor", limits()) > fence
 
 

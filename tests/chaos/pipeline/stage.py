@@ -17,13 +17,14 @@ from async_rl.config import Config
 from tests.chaos.pipeline.plan import Pipeline
 from tests.chaos.pipeline.processes import of_role
 from tests.support.run_processes import ASYNC_RL, read_config, write_config
+from tests.support.waiting import PATIENCE_S
 from tests.support.warm_programs import start
 
 LOOK_AGAIN_S = 0.05
-STALLED_S = 280.0
+STALLED_S = PATIENCE_S
 """Longest time in which a fault may keep the run from training another step."""
 MAX_AGE = 2
-DRAIN_S = 280.0
+DRAIN_S = PATIENCE_S
 
 
 KEYS = ("groups", "resumed_after")
@@ -119,7 +120,11 @@ class Stage:
     def audit(self) -> dict[str, Any]:
         """Return the result of `async-rl audit`."""
         done = subprocess.run(
-            [ASYNC_RL, "audit", "@", self.path, "--json", "--bytes"], capture_output=True, text=True, timeout=280, check=False
+            [ASYNC_RL, "audit", "@", self.path, "--json", "--bytes"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
         try:
             return {"exit_code": done.returncode, **json.loads(done.stdout)}

@@ -25,7 +25,7 @@ from tests.contracts.servers.lives import UP_TO_DATE, Learner, working
 from tests.support.groups import group
 from tests.support.private_server import client_of, private_folder, server_on, servers_to_test
 from tests.support.runs import LEARNER_LEASE_S, limits, publish, started
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 TORN_BYTES, TORN_STEP = 6144, 151
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -205,7 +205,7 @@ async def test_a_full_disk_makes_all_wait_and_nothing_is_lost(machine: Machine, 
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(commit_all())
-        async with asyncio.timeout(280):
+        async with asyncio.timeout(PATIENCE_S):
             await ear.heard.wait()
         before = len(stored)
         assert before < len(tickets)

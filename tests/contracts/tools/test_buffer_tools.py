@@ -46,6 +46,7 @@ from buffer.server.client import Server
 from buffer.server.users import ROLES
 from tests.support.run_processes import finished_module
 from tests.support.runs import publish, started
+from tests.support.waiting import PATIENCE_S
 
 TEXT = Characters(CharacterTokenizer().alphabet)
 PROBABILITIES = (0.95, 0.04)
@@ -212,7 +213,7 @@ def test_watching_ends_with_ctrl_c(filled: Tools) -> None:
         assert watch.stdout is not None
         first, second = json.loads(watch.stdout.readline()), json.loads(watch.stdout.readline())
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(280) == 0
+        assert watch.wait(PATIENCE_S) == 0
     assert (first["per_second"]["stored"], second["per_second"]["stored"]) == (None, 0)
 
 
@@ -323,7 +324,7 @@ def test_a_mistake_is_one_sentence(filled: Tools, words: tuple[str, ...], senten
 def test_a_reader_that_has_seen_enough_is_no_error(filled: Tools) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
-    done = subprocess.run(filled.line("ls"), stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=280, check=False)
+    done = subprocess.run(filled.line("ls"), stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)
     os.close(theirs)
     assert done.stderr == ""
 
@@ -448,7 +449,7 @@ def test_tail_follows_what_happens(tools: Tools) -> None:
         story = json.loads(program.stdout.readline())
         for follower in (page, program):
             follower.send_signal(signal.SIGINT)
-            assert follower.wait(280) == 0
+            assert follower.wait(PATIENCE_S) == 0
     assert re.match(r"stored +t000000000  math +reward 0.500 ± 0.500  3 rollouts, 6 tokens  version 0  by w", lines[0])
     assert re.match(r"quarantined +t000000001  environment math  worker w1  its newest token is of version 9", lines[1])
     assert lines[2].split() == ["dropped:failed", "t000000003"]

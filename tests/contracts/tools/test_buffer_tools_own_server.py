@@ -22,6 +22,7 @@ from buffer.server.embedded.server import EmbeddedServer, is_asleep
 from tests.support.groups import group
 from tests.support.run_processes import finished_module
 from tests.support.runs import started
+from tests.support.waiting import PATIENCE_S
 
 CONFIG = """
 run: {{name: cli, folder: {folder}}}
@@ -93,7 +94,7 @@ def test_leftovers_of_a_living_server_go_and_files_in_use_stay(config: Path, buf
         assert (dead.exists(), alive.exists()) == (False, True)
         assert "left" in done["append-only file"]["note"]
         serve.send_signal(signal.SIGTERM)
-        assert serve.wait(280) == 0
+        assert serve.wait(PATIENCE_S) == 0
 
 
 async def test_tail_goes_on_after_a_crash_of_the_server(config: Path):

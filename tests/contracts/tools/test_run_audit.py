@@ -22,6 +22,7 @@ from async_rl.config.loading import load
 from buffer.redis_buffer import RedisBuffer
 from buffer.run_audit.__main__ import main
 from tests.contracts.tools.recorded_run import Life, begin, serving, write_config
+from tests.support.waiting import PATIENCE_S
 
 Story = Callable[[Config, RedisBuffer], Awaitable[object]]
 
@@ -86,7 +87,7 @@ def test_a_sound_run_is_clean(path: Path):
 def test_the_table_of_a_sound_run(path: Path):
     played(path, a_sound_life)
     command = [Path(sys.executable).with_name("async-rl"), "audit", "@", path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 surviving steps of 8 groups" in done.stdout
     assert done.stdout.splitlines()[-1] == "clean: every task is trained once, in flight, or dropped with a reason"
@@ -224,7 +225,7 @@ def test_without_redis_it_says_what_it_did_not_look_at(path: Path):
 def test_a_run_that_is_not_there(tmp_path: Path):
     path = write_config(tmp_path)
     command = [sys.executable, "-P", "-m", "buffer.run_audit", "@", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("async-rl audit: there is no run in")
 

@@ -16,7 +16,7 @@ from tests.scenarios.training.test_train_run import NEVER, write
 from tests.scenarios.training.train_stage import config
 from tests.support.listening import IS_TOLD, listeners
 from tests.support.run_processes import program
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 STORE = "async-rl-ranks"
 """The name of the file in memory over which the ranks meet."""
@@ -53,7 +53,7 @@ def test_another_user_reaches_no_port_and_no_file_of_the_ranks(tmp_path: Path) -
         assert store.parent.stat().st_mode & 0o077 == 0
         if os.geteuid() == 0:
             line = [sys.executable, "-c", READ_AS_NOBODY, str(store.parent), str(store)]
-            assert json.loads(subprocess.run(line, capture_output=True, text=True, check=True, timeout=280).stdout) == []
+            assert json.loads(subprocess.run(line, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout) == []
 
         training.until_says("step 4/")
         training.signal(signal.SIGTERM)

@@ -20,6 +20,7 @@ from tests.support.run_history import last_step
 from tests.support.run_processes import finished
 from tests.support.small_hub import COMMIT, GATED, small_hub
 from tests.support.small_models import write_folder
+from tests.support.waiting import PATIENCE_S
 
 NAME = "tests/tiny"
 UNREACHABLE = "http://127.0.0.1:9"
@@ -89,7 +90,7 @@ def test_a_model_in_the_hub_and_its_folder_are_the_same_to_a_fleet(tmp_path: Pat
 def read_facts(path: Path, environment: Mapping[str, str]) -> str:
     code = f"from async_rl.config.loading import load; print(load(['@', {str(path)!r}]).fleet_facts)"
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=True
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     ).stdout
 
 

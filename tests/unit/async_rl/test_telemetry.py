@@ -31,6 +31,7 @@ from async_rl.telemetry.console import LivePanel, StepLines, sparkline
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.sinks.writer_thread import WriterThread
 from async_rl.telemetry.warning_file import MOST_BYTES, WarningFile, read_warnings
+from tests.support.waiting import PATIENCE_S
 
 
 def config(folder: Path, **metrics: object) -> Config:
@@ -337,7 +338,7 @@ with open_sinks(config) as sinks:
 def in_a_process(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
     line = [sys.executable, "-c", SINKS_WITH_EXTRAS, str(folder), *args]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_tensorboard_writes_an_event_file(tmp_path: Path) -> None:
@@ -385,7 +386,7 @@ def test_colours_are_for_terminals_and_no_color_turns_them_off() -> None:
         ours, theirs = pty.openpty()
         with os.fdopen(ours, "rb", buffering=0) as terminal:
             environment = {**os.environ, "TERM": "xterm", **environment}
-            subprocess.run([sys.executable, "-c", SPEAKS], stderr=theirs, env=environment, timeout=280, check=True)
+            subprocess.run([sys.executable, "-c", SPEAKS], stderr=theirs, env=environment, timeout=PATIENCE_S, check=True)
             os.close(theirs)
             return terminal.read(65536)
 
@@ -468,7 +469,7 @@ try:
 except ValueError:
     logging.getLogger("other").exception("it failed")
 """
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=280, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert "400" in done.stdout
     assert "Error handling request" not in done.stderr
     assert "ValueError: why" in done.stderr

@@ -26,6 +26,7 @@ from buffer.archive.reading import archive_stats, export_jsonl, find, read
 from buffer.archive.segment import Damage, GroupSummary, file_header, files_in, load_index, record_head
 from buffer.archive.writing import ArchiveWriter
 from tests.support.repository import module_command, module_environment
+from tests.support.waiting import PATIENCE_S
 
 RECORD = struct.Struct("<4sIQQQ")
 
@@ -421,7 +422,7 @@ def test_writers_that_are_killed_at_random_lose_and_double_nothing(tmp_path: Pat
         check=True,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PATIENCE_S,
     )
     acknowledged = int(told.stdout)
     with writer(tmp_path) as last:

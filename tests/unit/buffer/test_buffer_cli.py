@@ -21,6 +21,7 @@ from async_rl.cli.grammar import read
 from buffer.__main__ import main
 from buffer.tools.verbs import ON_A_RUN, ON_FILES
 from tests.support.run_processes import finished_module
+from tests.support.waiting import PATIENCE_S
 
 CONFIG = """
 run: {{name: cli, folder: {folder}}}
@@ -56,7 +57,7 @@ def test_serve_stats_audit_and_a_clean_end(config: Path, buffer: Verb):
         assert (audit.returncode, json.loads(audit.stdout)["clean"]) == (0, True)
     finally:
         serve.send_signal(signal.SIGTERM)
-        assert serve.wait(280) == 0
+        assert serve.wait(PATIENCE_S) == 0
         serve.stdout.close()
 
 
@@ -68,7 +69,7 @@ def test_the_server_dies_with_a_killed_supervisor_and_the_next_one_takes_over(co
         line = serve.stdout.readline()
         assert "redis serves" in line
         serve.send_signal(end)
-        serve.wait(280)
+        serve.wait(PATIENCE_S)
         serve.stdout.close()
     with pytest.raises(ProcessLookupError):
         os.kill(int(line.rpartition("process ")[2].strip(")\n")), 0)

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -75,7 +76,7 @@ def test_the_idle_share_is_of_the_stream_that_computes_and_copies_from_the_host_
 @pytest.mark.slow
 def test_a_dry_run_makes_all_measurements(tmp_path: Path) -> None:
     command = [sys.executable, BENCHMARKS / "gpu_bench.py", "--device", "cpu", "--to", tmp_path]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (written,) = tmp_path.glob("*-dry-run-on-a-cpu.md")
     text = written.read_text()

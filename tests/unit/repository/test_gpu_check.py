@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -141,7 +142,7 @@ def test_what_pyproject_asks_for_and_is_absent_is_named_at_once(tmp_path: Path) 
         env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ended.returncode == 1, ended.stderr

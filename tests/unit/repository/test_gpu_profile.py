@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -21,7 +22,7 @@ from tests.support.repository import ROOT
 )
 def test_it_says_what_it_cannot_profile(asked: list[str], said: str) -> None:
     command = [sys.executable, "-W", "error", "benchmarks/gpu_profile.py", *asked]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -11,12 +11,13 @@ import pytest
 
 from async_rl.errors import IntruderPackage
 from async_rl.launch.package_guard import NAMES, guard
+from tests.support.waiting import PATIENCE_S
 
 
 def python(*args: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, *args]
     return subprocess.run(
-        line, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=280, check=False
+        line, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

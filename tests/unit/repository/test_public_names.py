@@ -17,6 +17,7 @@ from async_rl.imports.old_names import MODULES, NAMES, install
 from async_rl.testing import ScriptedInference
 from rollout_workers import Client, Environment, agent_of, function_agent
 from rollout_workers.registry import build_agent
+from tests.support.waiting import PATIENCE_S
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 
@@ -33,7 +34,7 @@ def test_every_name_of_a_stub_can_be_imported(package):
 
 def test_importing_the_packages_and_their_base_classes_imports_no_torch():
     script = "import sys, async_rl; from rollout_workers import Environment, function_agent; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=280)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("package", ["learner.losses", "learner.advantages", "learner.packing"])

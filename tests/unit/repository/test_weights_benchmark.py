@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -21,7 +22,7 @@ QUICK = ("--rounds=1", "--mib=8", "--fleets", "1", "--no-decoding")
 @pytest.mark.slow
 def test_the_quick_run_fills_every_figure(tmp_path: Path) -> None:
     command = [sys.executable, BENCHMARKS / "weights.py", *QUICK, "--json", tmp_path / "result"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     found = json.loads((tmp_path / "result").read_text())
     for name in ("push_vs_flat_gloo", "same_host_vs_gloo", "same_host_vs_memcpy", "small_tensors_vs_naive"):

@@ -18,6 +18,7 @@ from async_rl.errors import ConfigError
 from async_rl.launch.commands import command, environment, learner_environment, ranks_command
 from async_rl.launch.local import prepare_folder, specs
 from tests.support.run_processes import finished
+from tests.support.waiting import PATIENCE_S
 
 QUICKSTART = ("@", "configs/quickstart.yaml")
 
@@ -161,7 +162,7 @@ def test_a_role_verb_becomes_the_role(tmp_path: Path) -> None:
     script = f"import sys; sys.executable = {str(stand_in)!r}; from async_rl.cli.main import main; main()"
     line = [sys.executable, "-P", "-c", script, "buffer", "stats", *QUICKSTART, "--run.name", "r", "--json"]
     process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    said, _ = process.communicate(timeout=280)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 7
     expected = f"{process.pid} 1 -P -m buffer stats @ configs/quickstart.yaml --run.name r --json"
     assert said.strip() == expected

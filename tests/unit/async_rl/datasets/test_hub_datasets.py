@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.repository import ROOT, module_environment
 from tests.support.small_hub import COMMIT, GATED, small_hub
+from tests.support.waiting import PATIENCE_S
 from tests.unit.async_rl.datasets.test_opening import CARD, rows, write
 
 NAME = "tests/sums"
@@ -54,7 +55,7 @@ def python(code: str, *words: str, home: Path, endpoint: str) -> list[Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

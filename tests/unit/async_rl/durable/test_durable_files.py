@@ -19,6 +19,7 @@ from async_rl.durable import failpoints
 from async_rl.durable.best_effort import BestEffortRows, older
 from async_rl.durable.row_file import RowFile, rows_backwards, rows_of
 from async_rl.durable.whole_file import write_whole
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +173,11 @@ def test_a_file_system_that_is_full(tmp_path: Path):
     script = 'mount -t tmpfs -o size=64k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     with suppress(FileNotFoundError):
         done = subprocess.run(
-            [*mounted, script, "sh", tmp_path, sys.executable, FILLS], capture_output=True, text=True, timeout=280, check=False
+            [*mounted, script, "sh", tmp_path, sys.executable, FILLS],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
         if done.returncode == 0:
             added, found, dropped, is_whole = done.stdout.splitlines()[-1].split()

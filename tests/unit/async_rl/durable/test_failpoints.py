@@ -11,6 +11,7 @@ import pytest
 
 from async_rl.durable import failpoints
 from async_rl.errors import ConfigError
+from tests.support.waiting import PATIENCE_S
 
 PROGRAM = """
 import os
@@ -26,7 +27,7 @@ for turn in range(3):
 
 def run(**environ: str) -> tuple[int, list[str]]:
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     return ended.returncode, ended.stdout.splitlines()
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.support.repository import ROOT, module_environment
+from tests.support.waiting import PATIENCE_S
 
 ASKED = """
 from async_rl.errors import ConfigError
@@ -35,7 +36,7 @@ def test_a_broken_transformer_engine_and_the_namespace_of_flash_attention_4_stop
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=PATIENCE_S,
     )
     assert asked.returncode == 0, asked.stderr
     found, sentence = asked.stdout.splitlines()

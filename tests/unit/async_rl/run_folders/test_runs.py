@@ -24,6 +24,7 @@ from async_rl.run_folders.folder import RunFolder
 from async_rl.run_folders.state import RunEnd, decide_state
 from async_rl.run_folders.waits_for import waits_for
 from async_rl.telemetry.rows import JsonlSink
+from tests.support.waiting import PATIENCE_S
 from tests.unit.async_rl.run_folders.stored_runs import row_of, store_run, warn
 
 
@@ -176,7 +177,7 @@ def test_top_on_a_terminal_follows_the_run_and_the_size_until_q(tmp_path: Path) 
             termios.tcsetwinsize(theirs, (40, 60))
             read_until("lost " + 40 * "─")
             os.write(ours, b"xq")
-            assert process.wait(280) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
     os.close(ours)

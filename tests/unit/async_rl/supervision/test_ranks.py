@@ -19,7 +19,7 @@ from async_rl.errors import ConfigError
 from async_rl.supervision.processes.ranks import STORE_VARIABLE
 from learner.ranks.place import RankPlace, place_from
 from learner.ranks.rendezvous import open_local_rendezvous
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 RANK = """
 import json, os, pathlib, signal, sys
@@ -70,7 +70,7 @@ class Parent:
 
     def ended(self) -> tuple[int, str]:
         """Its exit code and what it said; nothing of it is left."""
-        said, _ = self.process.communicate(timeout=280)
+        said, _ = self.process.communicate(timeout=PATIENCE_S)
         for path in self._folder.glob("seen-?"):
             seen = json.loads(path.read_text())
             with suppress(ProcessLookupError):

@@ -12,6 +12,7 @@ from async_rl.types import VersionRecord
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.evaluations import Evaluations
+from tests.support.waiting import PATIENCE_S
 
 
 @asynccontextmanager
@@ -46,7 +47,7 @@ async def test_each_result_stands_in_one_row() -> None:
 
 async def test_the_end_waits_only_for_what_is_due_and_never_for_ever() -> None:
     board, stop = MemoryBoard(MemoryBuffer()), asyncio.Event()
-    async with asyncio.timeout(280):
+    async with asyncio.timeout(PATIENCE_S):
         async with listening(board, EvaluationConfig(every=0)) as never:
             await never.wait_for_last(0, 5, stop)
         async with listening(board, EvaluationConfig(every=10)) as not_yet:
