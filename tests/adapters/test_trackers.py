@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 REASON = "{} is not installed: make test-adapters"
 LIVES = """
 import json, sys
@@ -33,7 +35,7 @@ for life in (0, 1):
 def live_twice(folder: Path, *settings: str, **environment: str) -> None:
     places = {"PATH": "/usr/bin:/bin", "HOME": str(folder), **environment}
     line = [sys.executable, "-c", LIVES, str(folder), *settings]
-    done = subprocess.run(line, env=places, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(line, env=places, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert "stopped" not in done.stderr, done.stderr
 

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 
 def interpreted(module: str) -> Any:
@@ -17,7 +18,7 @@ def interpreted(module: str) -> Any:
     # a warning of numpy's: lanes of an interpreted program compute, unlike a GPU's, where a mask keeps their result out
     quiet = ["-W", "error", "-W", "ignore:divide by zero:RuntimeWarning", "-W", "ignore:invalid value:RuntimeWarning"]
     done = subprocess.run(
-        [sys.executable, *quiet, "-m", module], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, *quiet, "-m", module], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

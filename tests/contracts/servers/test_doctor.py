@@ -99,24 +99,24 @@ def test_every_role_hears_what_the_fleet_runs(tmp_path: Path) -> None:
             redis.xadd(keys.topic("fit", WORKER_METRICS), {"message": said}, id=f"{posted_ms}-0")
         for role in ("learner", "worker", "operator"):
             facts = asyncio.run(gather_fleet(load(words(role))))
-            assert [each.name for each in facts.processes] == ["the learner", "silent", "w1"], facts.problem
+            assert [each.name for each in facts.processes] == ["the learner", "e1", "silent", "w1"], facts.problem
         stranger = asyncio.run(gather_fleet(load([*words("monitor"), "--run.name", "other"])))
         assert "does not let its user do this" in stranger.problem
         done = finished(tmp_path, "doctor", *words("monitor"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "ok    fleet: the learner, 2 workers, on 2 machines" in done.stdout
-    assert "look  fleet: silent says nothing of its software" in done.stdout
+    assert "ok    fleet: the learner, 2 workers, 1 evaluator, on 2 machines" in done.stdout
+    assert "look  fleet: e1, silent say nothing of its software" in done.stdout
     assert re.search(r"look  fleet software: torch is .* for the learner, this machine, 2\.0\.0 for w1", done.stdout)
     assert re.search(r"look  fleet clocks: w1 on far: 600\.0 s ahead of Redis — start a time service", done.stdout)
 
 
 async def fleet_of_two(learner: Config, worker: Config) -> None:
-    """What a learner, a worker with another torch and another clock, and one that says nothing leave in Redis."""
+    """What a learner, a worker with another torch and another clock, and two members that say nothing leave in Redis."""
     async with open_buffer(learner) as buffer, open_board(learner) as board:
         await buffer.acquire("here:1", learner.limits)
         await post(board, MACHINES, own_machine("here:1").model_copy(update={"host": "here"}))
     async with open_board(worker) as board:
-        for name in ("w1", "silent"):
-            await board.announce(Member(id=name, host="far", version=-1, device="cpu"), 3600)
+        for name in ("w1", "silent", "e1"):
+            await board.announce(Member(id=name, host="far", version=-1, device="cpu", is_evaluator=name == "e1"), 3600)
         note = own_machine("w1")
         await post(board, MACHINES, note.model_copy(update={"software": {**note.software, "torch": "2.0.0"}, "time": 0.0}))

@@ -8,6 +8,7 @@ import sys
 
 from async_rl.errors import ServiceStopped
 from tests.support.repository import ROOT, module_environment
+from tests.support.waiting import PATIENCE_S
 
 HANGS = """\
 import asyncio, time
@@ -34,7 +35,9 @@ with work_limit(4):
 
 def test_a_step_that_hangs_ends_the_process_with_the_name_of_its_thread() -> None:
     line = [sys.executable, "-c", HANGS]
-    done = subprocess.run(line, cwd=ROOT, env=module_environment(), capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(
+        line, cwd=ROOT, env=module_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == ServiceStopped.exit_code, done.stderr
     said = r"the thread 'inference-engine_0' has worked on an engine step for \d s without finishing, at <string>:10 in step"
     assert re.search(said, done.stderr.splitlines()[-1]), done.stderr

@@ -26,7 +26,6 @@ from tests.support.learner_rank import config, train
 from tests.support.made_once import made_once
 from tests.support.warm_processes import play_ranks
 
-pytestmark = pytest.mark.timeout(600)
 Trained = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
 
 

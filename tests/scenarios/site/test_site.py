@@ -17,6 +17,7 @@ import pytest
 from tests.support.browser import OpenPage, open_page
 from tests.support.made_once import made_once
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 NARROW = 390
 PAGES = ("README", "CONTRIBUTING", "docs/configuration_keys", "docs/weights", "docs/python_api", "docs/studies/age")
@@ -31,7 +32,9 @@ def build(folder: Path) -> None:
     """Build it as the Makefile does, in another folder."""
     (command,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if " -m sphinx " in line]
     words = shlex.split(command.partition(" -m ")[2].replace("build/", f"{folder}/"))
-    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -48,7 +48,6 @@ def test_training_goes_on_while_a_run_is_evaluated(tmp_path: Path, capfd: pytest
     assert "| environment | tasks | mean@2 | pass@1 | pass@2 | greedy |" in capfd.readouterr().out
 
 
-@pytest.mark.timeout(600)
 def test_a_run_is_evaluated_on_schedule_and_afterwards(tmp_path: Path) -> None:
     path = write_config(
         tmp_path,

@@ -57,7 +57,6 @@ def run_file(folder: Path, name: str, model: Mapping[str, object]) -> Path:
     return path
 
 
-@pytest.mark.timeout(600)
 def test_a_model_is_trained_by_its_name_and_then_without_a_network(tmp_path: Path, folder: Path) -> None:
     home = tmp_path / "cache"
     with small_hub({NAME: folder}) as endpoint:

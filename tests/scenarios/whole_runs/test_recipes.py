@@ -86,7 +86,6 @@ def test_a_recipe_can_be_rehearsed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", TRAINED)
 def test_ten_steps_of_every_recipe(tmp_path: Path, recipe: str) -> None:
     rehearse(tmp_path, recipe, steps=10)

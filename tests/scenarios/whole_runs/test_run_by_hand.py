@@ -7,8 +7,6 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from async_rl.errors import ConfigError, FleetMismatch, LearnerAlreadyRunning
 from buffer.server.embedded.programs import find_binary
 from tests.support.private_server import private_server
@@ -20,7 +18,6 @@ SLOW = {"pace_s": 0.5}
 """Few steps while other processes are started, which leaves cores to other tests."""
 
 
-@pytest.mark.timeout(600)
 def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: Path) -> None:
     path = write_config(
         tmp_path,
@@ -65,7 +62,6 @@ def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: P
     assert audit(path)["clean"]
 
 
-@pytest.mark.timeout(600)
 def test_each_role_runs_as_its_own_user_of_redis(tmp_path: Path) -> None:
     with private_server(find_binary()) as url, ExitStack() as started:
         endless = {"steps": 10_000, "checkpoint_every": 10}

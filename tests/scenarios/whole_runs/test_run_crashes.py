@@ -21,7 +21,6 @@ goes on for two steps and then waits for it: after step 8, 9 or 10, so always be
 
 
 @pytest.mark.slow  # the eight faults of test_chaos.py contain these
-@pytest.mark.timeout(600)
 def test_a_run_survives_kills_of_its_worker_its_learner_and_its_server(tmp_path: Path) -> None:
     marker = tmp_path / "hangs"
     path = write_config(
@@ -58,7 +57,6 @@ def test_a_run_survives_kills_of_its_worker_its_learner_and_its_server(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_run_survives_that_a_rank_of_its_learner_dies_while_it_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ORDERS, "wire.order:6")  # of each life; rank 0 gets no orders
     path = write_config(

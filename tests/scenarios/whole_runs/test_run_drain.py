@@ -15,7 +15,6 @@ from tests.support.waiting import until
 NEVER = 1_000_000
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_drained_run_keeps_its_work_and_goes_on_when_it_is_started_again(tmp_path: Path, number: signal.Signals) -> None:
     marker = tmp_path / "hangs"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from async_rl.checkpoints.manifest import candidates, place_of
 from tests.support.run_history import check, lives
 from tests.support.run_processes import audit, program, read_config, write_config
@@ -15,7 +13,6 @@ FAR_AHEAD = 9_000_000_000_000
 """As a fence: the milliseconds of a clock that is ahead."""
 
 
-@pytest.mark.timeout(600)
 def test_a_run_survives_a_damaged_checkpoint_and_an_emptied_server(tmp_path: Path) -> None:
     def goes_on_to(steps: int) -> str:
         path = write_config(tmp_path, "forgetful", learner={"steps": steps, "checkpoint_every": 3})

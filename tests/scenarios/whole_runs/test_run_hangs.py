@@ -26,7 +26,6 @@ def loss(current, behaviour, advantages, mask, normaliser):
 """
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.slow  # test_supervision.py shows how work that hangs ends its process
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_goes_on_after_a_training_step_that_hung(tmp_path: Path, ranks: int) -> None:

@@ -87,7 +87,6 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
             yield Nodes(first=first, second=second, path=path, port=port, redis=redis)
 
 
-@pytest.mark.timeout(600)
 def test_workers_join_by_an_address_and_an_operator_lists_drains_and_stops_them(nodes: Nodes) -> None:
     config = read_config(nodes.path)
     assert finished(nodes.first, *nodes.words(CREATE.line)).returncode == 0
@@ -134,7 +133,6 @@ def test_workers_join_by_an_address_and_an_operator_lists_drains_and_stops_them(
     assert list((config.run_folder / "checkpoints").iterdir())
 
 
-@pytest.mark.timeout(600)
 def test_an_evaluator_that_waits_for_a_version_is_no_worker_of_the_fleet(nodes: Nodes) -> None:
     assert finished(nodes.first, *nodes.words(CREATE.line)).returncode == 0
     with ExitStack() as started:
@@ -169,7 +167,6 @@ async def shown_workers(config: Config) -> tuple[WorkerState, ...]:
         return seen[0].workers
 
 
-@pytest.mark.timeout(600)
 def test_a_worker_joins_nothing_that_it_was_not_made_for(nodes: Nodes) -> None:
     assert finished(nodes.first, *nodes.words(CREATE.line)).returncode == 0
     shutil.copy(nodes.first / "runs" / RUN / "users" / "worker.password", nodes.second)

@@ -18,7 +18,6 @@ NEVER = 1_000_000
 
 
 @pytest.mark.slow  # test_batch.py shows what becomes of long rows, test_chaos.py that a killed learner has a successor
-@pytest.mark.timeout(600)
 def test_long_rows_are_trained_or_counted_by_a_learner_its_successor_and_the_run_that_is_started_again(tmp_path: Path) -> None:
     path = write_config(
         tmp_path,

@@ -17,7 +17,6 @@ from tests.support.repository import ROOT
 from tests.support.run_processes import finished, program, read_config, write_config
 
 
-@pytest.mark.timeout(600)
 def test_a_run_that_failed_before_its_first_step_begins_anew_and_long_rollouts_do_not_end_it(tmp_path: Path) -> None:
     bad = [{"type": f"{BAD}:Raises"}]
     path = write_config(

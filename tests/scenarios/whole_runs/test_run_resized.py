@@ -13,7 +13,6 @@ from tests.support.waiting import until
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_learner_resumes_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
     path = write_config(tmp_path, "resized", learner={"steps": 200, "checkpoint_every": 3})
     config = read_config(path)

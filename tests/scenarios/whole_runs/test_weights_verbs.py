@@ -52,7 +52,6 @@ def live(config: Config) -> VersionRecord:
     return max(versions(config).values(), key=lambda record: record.version)
 
 
-@pytest.mark.timeout(600)
 def test_pinned_rolled_back_and_let_go(tmp_path: Path) -> None:
     path = write_config(
         tmp_path,

@@ -246,6 +246,7 @@ async def test_a_version_that_is_live_is_served_though_its_learner_died_before_t
             await sender.push(1, pushed)
             await go_live(board, redis_server, run_name, sender.records[1])
         await worker.serves(1)
+    assert worker.served == [(1, digest_of(pushed))]
 
 
 async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(board: StageBoard, wire: WireConfig) -> None:

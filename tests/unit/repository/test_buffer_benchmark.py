@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -32,7 +33,7 @@ def rival(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_quick_run_fills_every_figure(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, BENCHMARKS / "buffer_speed.py", "--quick", "--rounds=1", "--rivals=pickle_stream"]
-    run = subprocess.run([*command, "--json", result], capture_output=True, text=True, timeout=240)
+    run = subprocess.run([*command, "--json", result], capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     found = json.loads(result.read_text())
     measured = {name for name, value in found.items() if value is not None}

@@ -185,7 +185,9 @@ def test_the_script_runs_real_checks_without_being_installed(tmp_path: Path) -> 
         "--json",
         tmp_path / "a" / "b",
     ]
-    ended = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "a" / "b").read_text())
     assert (found["environment.device"], found["packing.outcome"]) == ("cpu", "ok")

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = ROOT / "benchmarks"
 
 
 def figures_of(script: str, result: Path, *flags: str) -> dict[str, float]:
     command = [sys.executable, BENCHMARKS / script, "--rounds=1", *flags, "--json", result]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     return json.loads(result.read_text())
 

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -46,7 +47,7 @@ def test_a_step_has_the_groups_of_the_time_between_pushes(benchmark: ModuleType)
 def test_a_small_fleet_is_measured(tmp_path: Path):
     result = tmp_path / "result.json"
     command = [sys.executable, BENCHMARKS / "scale.py", "--workers=4", "--patterns=waiting", "--seconds=3", "--json", result]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     assert json.loads(result.read_text())["waiting_4_redis_us"] > 0
     assert "reserve" in run.stdout
