@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from end_to_end import keep_to_cores
+from end_to_end import CORES, keep_to_cores
 from learner_parts.generation import Generation
 from learner_parts.neighbour import busy_neighbour
 from learner_parts.one_rank import PHASES, OneRank
@@ -97,10 +97,12 @@ def one_overlap(learner: OneRank, config: Config, shape: ModelShape, args: argpa
     with busy_neighbour():
         busy_generate_s, busy_learn_s = asyncio.run(alone(learner, config, shape, args.rounds))
     pace = pace_of_run(args.config, args.steps)
+    cpu = ", ".join(f"{role} {seconds:.3f} s" for role, seconds in pace.cpu_s.items())
     slower, busy_slower = max(generate_s, learn_s), max(busy_generate_s, busy_learn_s)
     print(f"\nalone on the machine:      generate {generate_s:.3f} s, learn {learn_s:.3f} s")
     print(f"with the other core busy:  generate {busy_generate_s:.3f} s, learn {busy_learn_s:.3f} s")
     print(f"a step of the run:         {pace.step_s:.3f} s, of which the learner waits {100 * pace.idle_share:.0f} %")
+    print(f"CPU time of that step:     {cpu}, of {CORES} cores x {pace.step_s:.3f} s")
     print(f"run / slower of both: {pace.step_s / slower:.2f}, with the other core busy {pace.step_s / busy_slower:.2f}")
     print(f"run / sum of both:    {pace.step_s / (generate_s + learn_s):.2f}")
     return {
@@ -113,6 +115,7 @@ def one_overlap(learner: OneRank, config: Config, shape: ModelShape, args: argpa
         "run_vs_busy_slower": pace.step_s / busy_slower,
         "run_vs_sum": pace.step_s / (generate_s + learn_s),
         "run_idle_share": pace.idle_share,
+        **{f"{role}_cpu_s": seconds for role, seconds in pace.cpu_s.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""A whole run, learner and worker beside each other: duration of a step, and the learner's share of waiting."""
+"""A whole run, learner and worker beside each other: duration of a step, the learner's share of waiting, and who computes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from end_to_end import complete_rows, threads_of
+from end_to_end import LOOK_EVERY_S, complete_rows, stop, threads_of
+
+from learner_parts.cpu_time import cpu_seconds
 
 WARM_UP = 5
 """First steps, which are not counted."""
@@ -19,6 +23,8 @@ WARM_UP = 5
 class Pace:
     step_s: float
     idle_share: float
+    cpu_s: dict[str, float]
+    """CPU seconds of a step, by role."""
 
 
 class RunFailed(Exception):
@@ -32,13 +38,37 @@ def pace_of_run(config: Path, steps: int) -> Pace:
         # the model must stay the one measured alone: training would change the lengths of answers
         arguments += ["--learner.optimizer.learning_rate", "1e-9"]
         command = [async_rl, "run", "@", config, *arguments]
-        run = subprocess.run(command, env=threads_of(1), capture_output=True, text=True, check=False)
+        metrics, log = Path(folder) / "pace" / "metrics.jsonl", Path(folder) / "log"
+        with log.open("w") as terminal:
+            run = subprocess.Popen(command, env=threads_of(1), stdout=subprocess.DEVNULL, stderr=terminal)
+            try:
+                spent = watched_cpu(run, metrics)
+            finally:
+                stop(run)
         if run.returncode != 0:
-            log_end = "\n".join(run.stderr.splitlines()[-10:])
+            log_end = "\n".join(log.read_text().splitlines()[-10:])
             raise RunFailed(f"async-rl run ended with exit code {run.returncode}:\n{log_end}")
-        rows = [row for row in complete_rows(Path(folder) / "pace" / "metrics.jsonl") if "time/step" in row]
+        rows = steps_of(metrics)
     ends = [row["progress/wall_s"] for row in rows[WARM_UP - 1 :]]
     return Pace(
         step_s=(ends[-1] - ends[0]) / (len(ends) - 1),
         idle_share=statistics.mean(row["idle/learner"] for row in rows[WARM_UP:]),
+        cpu_s=spent,
     )
+
+
+def watched_cpu(run: subprocess.Popen[bytes], metrics: Path) -> dict[str, float]:
+    """Wait for the run's end; return CPU seconds of a step between its warm-up and the last look at which it ran."""
+    looks: list[tuple[int, dict[str, float]]] = []
+    while run.poll() is None:
+        if (steps := len(steps_of(metrics))) >= WARM_UP and (not looks or steps > looks[-1][0]):
+            looks.append((steps, cpu_seconds(run.pid)))
+        time.sleep(LOOK_EVERY_S)
+    if len(looks) < 2:
+        return {}
+    (first, before), (last, after) = looks[0], looks[-1]
+    return {role: (seconds - before.get(role, 0.0)) / (last - first) for role, seconds in after.items()}
+
+
+def steps_of(metrics: Path) -> Sequence[dict[str, float]]:
+    return [row for row in complete_rows(metrics) if "time/step" in row]
