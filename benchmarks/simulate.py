@@ -3,7 +3,7 @@
 Each round runs the three, one after the other, and predicts all of them from the rates of its first run alone. A finished run
 is kept in --folder, so that the command goes on where it was stopped; --report prints the table of what is there.
 
-    python benchmarks/simulate.py --rounds 5 --json result.json      # 2 minutes a round
+    python benchmarks/simulate.py --rounds 5 --json result.json      # 5 minutes a round
     python benchmarks/simulate.py --folder runs/simulate --report
 """
 

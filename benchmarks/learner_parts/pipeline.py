@@ -13,7 +13,7 @@ from pathlib import Path
 
 from end_to_end import LOOK_EVERY_S, complete_rows, stop, threads_of
 
-from learner_parts.cpu_time import cpu_seconds
+from learner_parts.cpu_time import ROLES, cpu_seconds
 
 WARM_UP = 5
 """First steps, which are not counted."""
@@ -58,11 +58,13 @@ def pace_of_run(config: Path, steps: int) -> Pace:
 
 
 def watched_cpu(run: subprocess.Popen[bytes], metrics: Path) -> dict[str, float]:
-    """Wait for the run's end; return CPU seconds of a step between its warm-up and the last look at which it ran."""
+    """Wait for the run's end; return CPU seconds of a step from the end of the warm-up to the last look at both roles."""
     looks: list[tuple[int, dict[str, float]]] = []
     while run.poll() is None:
         if (steps := len(steps_of(metrics))) >= WARM_UP and (not looks or steps > looks[-1][0]):
-            looks.append((steps, cpu_seconds(run.pid)))
+            spent = cpu_seconds(run.pid)
+            if spent.keys() >= set(ROLES.values()):
+                looks.append((steps, spent))
         time.sleep(LOOK_EVERY_S)
     if len(looks) < 2:
         return {}
