@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from end_to_end import CORES, keep_to_cores
+from end_to_end import CORES, exit_on_sigterm, keep_to_cores
 from learner_parts.generation import Generation
 from learner_parts.neighbour import busy_neighbour
 from learner_parts.one_rank import PHASES, OneRank
@@ -86,7 +86,8 @@ async def alone(learner: OneRank, config: Config, shape: ModelShape, rounds: int
 def overlap(learner: OneRank, config: Config, shape: ModelShape, args: argparse.Namespace) -> Figures:
     """Return medians over the repeats. Ratios are taken within a repeat, when the machine is equally fast."""
     repeats = [one_overlap(learner, config, shape, args) for _ in range(args.repeats)]
-    found = {name: statistics.median(each[name] for each in repeats) for name in repeats[0]}
+    names = [name for name in repeats[0] if all(name in each for each in repeats)]  # CPU times are not known everywhere
+    found = {name: statistics.median(each[name] for each in repeats) for name in names}
     print(f"\nmedians of {args.repeats}: run / slower of both {found['run_vs_slower']:.2f}, ", end="")
     print(f"with the other core busy {found['run_vs_busy_slower']:.2f}; run / sum of both {found['run_vs_sum']:.2f}")
     return found
@@ -102,7 +103,9 @@ def one_overlap(learner: OneRank, config: Config, shape: ModelShape, args: argpa
     print(f"\nalone on the machine:      generate {generate_s:.3f} s, learn {learn_s:.3f} s")
     print(f"with the other core busy:  generate {busy_generate_s:.3f} s, learn {busy_learn_s:.3f} s")
     print(f"a step of the run:         {pace.step_s:.3f} s, of which the learner waits {100 * pace.idle_share:.0f} %")
-    print(f"CPU time of that step:     {cpu}, of {CORES} cores x {pace.step_s:.3f} s")
+    if pace.cpu_s:
+        print(f"CPU time of that step:     {cpu}, of {CORES} cores x {pace.step_s:.3f} s")
+        print(f"worker's CPU / generate:   {pace.cpu_s['worker'] / generate_s:.2f}")
     print(f"run / slower of both: {pace.step_s / slower:.2f}, with the other core busy {pace.step_s / busy_slower:.2f}")
     print(f"run / sum of both:    {pace.step_s / (generate_s + learn_s):.2f}")
     return {
@@ -137,6 +140,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     figures: Figures = {"rounds": args.rounds, "repeats": args.repeats, "load_before": os.getloadavg()[0]}
+    exit_on_sigterm()
     keep_to_cores()
     config = Config.model_validate(yaml.safe_load(args.config.read_text()))
     shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)

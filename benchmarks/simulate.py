@@ -129,12 +129,12 @@ def main() -> None:
     figures: dict[str, float] = {"rounds": len(rounds), "cores": cores, "load_before": load}
     for name in CASES:
         column = {field: median(getattr(each[name], field) for each in rounds) for field in Pair.__dataclass_fields__}
-        error = median(each[name].predicted_s / each[name].step_s - 1 for each in rounds)
+        errors = [each[name].predicted_s / each[name].step_s - 1 for each in rounds]
         print(
-            f"{name:<18} {column['step_s']:8.3f} {column['predicted_s']:10.3f} {error:+7.0%} "
-            f"{column['age']:6.2f} {column['predicted_age']:10.2f}"
+            f"{name:<18} {column['step_s']:8.3f} {column['predicted_s']:10.3f} {median(errors):+7.0%} "
+            f"{column['age']:6.2f} {column['predicted_age']:10.2f}   errors {min(errors):+.0%} to {max(errors):+.0%}"
         )
-        figures |= {f"{name.replace(' ', '_')}_{field}": value for field, value in (column | {"error": error}).items()}
+        figures |= {f"{name.replace(' ', '_')}_{field}": value for field, value in (column | {"error": median(errors)}).items()}
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=1))
 

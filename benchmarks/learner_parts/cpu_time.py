@@ -13,10 +13,10 @@ OTHERS = "others"
 
 
 def cpu_seconds(root: int) -> dict[str, float]:
-    """CPU seconds of a process and of all that it started and that still run: worker, learner, and others."""
+    """CPU seconds of a process and of all that it started and that still run: worker, learner, others. Empty without /proc."""
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
-    for entry in PROC.iterdir():
+    for entry in PROC.iterdir() if PROC.is_dir() else ():
         if entry.name.isdecimal() and (fields := _fields(entry)):
             parents[int(entry.name)], spent[int(entry.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     found = defaultdict[str, float](float)

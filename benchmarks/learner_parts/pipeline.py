@@ -24,7 +24,7 @@ class Pace:
     step_s: float
     idle_share: float
     cpu_s: dict[str, float]
-    """CPU seconds of a step, by role."""
+    """CPU seconds of a step, by role. Empty where they are not known."""
 
 
 class RunFailed(Exception):
@@ -69,7 +69,7 @@ def watched_cpu(run: subprocess.Popen[bytes], metrics: Path) -> dict[str, float]
     if len(looks) < 2:
         return {}
     (first, before), (last, after) = looks[0], looks[-1]
-    return {role: (seconds - before.get(role, 0.0)) / (last - first) for role, seconds in after.items()}
+    return {role: (seconds - before[role]) / (last - first) for role, seconds in after.items()}
 
 
 def steps_of(metrics: Path) -> Sequence[dict[str, float]]:
