@@ -1,6 +1,6 @@
 """Measure what age costs: samples to a reward, final reward and collapses of objectives at fixed ages.
 
-Every cell of the table is one `async-rl run` (task, objective, max_age, learning rate, seed) with `staleness.pace: full` and a
+Every cell of the table is one `async-rl run` (task, objective, max_age, optimizer, seed) with `staleness.pace: full` and a
 buffer that is kept full, so that groups are as old as max_age says. A finished cell is one line of docs/studies/age.jsonl;
 cells that are there are not run again, and an interrupted one leaves nothing.
 

@@ -60,11 +60,17 @@ class Cell:
     objective: str
     age: int
     learning_rate: float
+    beta2: float = 0.999
+    """Of Adam: how long it remembers the size of gradients."""
     seed: int
 
     @property
+    def optimizer(self) -> str:
+        return f"lr{self.learning_rate:g}" + (f"-beta{self.beta2:g}" if self.beta2 != 0.999 else "")
+
+    @property
     def name(self) -> str:
-        return f"{self.task}/{self.objective}/age{self.age}/lr{self.learning_rate:g}/seed{self.seed}"
+        return f"{self.task}/{self.objective}/age{self.age}/{self.optimizer}/seed{self.seed}"
 
     @property
     def steps(self) -> int:
@@ -81,6 +87,7 @@ class Cell:
             "learner.steps": str(self.steps),
             "learner.checkpoint_every": "1000",
             "learner.optimizer.learning_rate": repr(self.learning_rate),
+            "learner.optimizer.betas": f"[0.9, {self.beta2}]",
             "staleness.max_age": str(self.age),
             "staleness.pace": "full",
             **TASKS[self.task].settings,
@@ -95,11 +102,17 @@ class Cell:
 
 
 def cells_of(
-    tasks: Iterable[str], objectives: Iterable[str], ages: Iterable[int], *, learning_rate: float = 1e-3, seeds: Iterable[int]
+    tasks: Iterable[str],
+    objectives: Iterable[str],
+    ages: Iterable[int],
+    *,
+    learning_rate: float = 1e-3,
+    beta2: float = 0.999,
+    seeds: Iterable[int],
 ) -> list[Cell]:
     combinations = product(seeds, tasks, objectives, ages)
     return [
-        Cell(task=task, objective=objective, age=age, learning_rate=learning_rate, seed=seed)
+        Cell(task=task, objective=objective, age=age, learning_rate=learning_rate, beta2=beta2, seed=seed)
         for seed, task, objective, age in combinations
     ]
 
@@ -115,5 +128,9 @@ CELLS = [
     *cells_of(["even_digits"], ["async_default"], (0, 1, 8, 64), seeds=(4, 5)),
     *cells_of(TASKS, COMPARED, (2,), seeds=(1, 2, 3)),
     *cells_of(["even_digits"], ["async_default"], (2,), seeds=(4, 5)),
+    *cells_of(["guess_number"], ["async_default"], (8, 64), learning_rate=5e-4, seeds=(1, 2, 3)),
+    *cells_of(["guess_number"], ["async_default"], (8,), seeds=(4, 5)),
+    *cells_of(["guess_number"], ["async_default"], (8,), learning_rate=5e-4, seeds=(4, 5)),
+    *cells_of(["guess_number"], ["async_default"], (1, 8), beta2=0.95, seeds=(1, 2, 3)),
 ]
 """In order of value, so that what was collected when time ran out says most."""

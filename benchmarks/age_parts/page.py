@@ -24,7 +24,7 @@ def read(data: Path) -> dict[str, Line]:
 
 
 COLUMNS = (
-    "objective, learning rate",
+    "objective, optimizer",
     "max_age",
     "seeds",
     "samples to the reward",
@@ -51,17 +51,17 @@ def tables(found: Mapping[str, Line]) -> str:
 
 
 def rows_of_table(task: str, found: Mapping[str, Line]) -> Iterable[list[str]]:
-    for objective, rate in series_of(task, found):
-        fresh = {seed_of(line): numeric(line["samples"]) for line in lines_of(found, task, objective, 0, rate)}
+    for objective, optimizer in series_of(task, found):
+        fresh = {seed_of(line): numeric(line["samples"]) for line in lines_of(found, task, objective, 0, optimizer)}
         for age in AGES:
-            lines = lines_of(found, task, objective, age, rate)
+            lines = lines_of(found, task, objective, age, optimizer)
             if not lines:
                 continue
             samples = [numeric(line["samples"]) for line in lines]
             pairs = [(numeric(line["samples"]), fresh.get(seed_of(line), math.inf)) for line in lines]
             ratios = [old / new for old, new in pairs if math.isfinite(new)]
             yield [
-                f"`{objective}`, {rate:g}",
+                f"`{objective}`, {optimizer}",
                 str(age),
                 str(len(lines)),
                 spread(samples, ",.0f"),
@@ -83,14 +83,14 @@ def numeric(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-def series_of(task: str, found: Mapping[str, Line]) -> list[tuple[str, float]]:
-    """Return the objectives and learning rates that a task has lines of."""
-    series = dict.fromkeys((cell.objective, cell.learning_rate) for cell in CELLS if cell.task == task)
-    return [(objective, rate) for objective, rate in series if any(lines_of(found, task, objective, age, rate) for age in AGES)]
+def series_of(task: str, found: Mapping[str, Line]) -> list[tuple[str, str]]:
+    """Return the objectives and optimizers that a task has lines of."""
+    series = dict.fromkeys((cell.objective, cell.optimizer) for cell in CELLS if cell.task == task)
+    return [each for each in series if any(lines_of(found, task, each[0], age, each[1]) for age in AGES)]
 
 
-def lines_of(found: Mapping[str, Line], task: str, objective: str, age: int, rate: float) -> list[Line]:
-    prefix = f"{task}/{objective}/age{age}/lr{rate:g}/"
+def lines_of(found: Mapping[str, Line], task: str, objective: str, age: int, optimizer: str) -> list[Line]:
+    prefix = f"{task}/{objective}/age{age}/{optimizer}/"
     return [line for name, line in found.items() if name.startswith(prefix)]
 
 
@@ -113,13 +113,13 @@ def draw(found: Mapping[str, Line], task: str, path: Path) -> None:
     figure = Figure(figsize=(4 * columns, 0.6 + 2.6 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axis, (objective, rate) in zip(axes.flat, series, strict=False):
+    for axis, (objective, optimizer) in zip(axes.flat, series, strict=False):
         for index, age in enumerate(AGES):
-            for number, line in enumerate(lines_of(found, task, objective, age, rate)):
+            for number, line in enumerate(lines_of(found, task, objective, age, optimizer)):
                 label = f"max_age {age}" if number == 0 else None
                 axis.plot(*zip(*line["curve"], strict=True), color=f"C{index}", linewidth=1, label=label)
         axis.axhline(TASKS[task].target, color="gray", linestyle="--", linewidth=0.8)
-        axis.set_title(f"{objective}, {rate:g}", fontsize=9)
+        axis.set_title(f"{objective}, {optimizer}", fontsize=9)
         axis.legend(fontsize=7)
     for axis in axes.flat[len(series) :]:
         axis.remove()

@@ -117,10 +117,12 @@ def test_cells_are_chosen_by_their_name_or_its_beginning(study: ModuleType, part
 
 def test_every_kind_of_cell_is_a_valid_run_and_named_once(parts: SimpleNamespace, tmp_path: Path) -> None:
     assert len({cell.name for cell in parts.cells.CELLS}) == len(parts.cells.CELLS)
-    for cell in {(cell.task, cell.age): cell for cell in parts.cells.CELLS}.values():
+    for cell in {(cell.task, cell.age, cell.optimizer): cell for cell in parts.cells.CELLS}.values():
         config = load(cell.words(tmp_path))
         assert (config.limits.age_bound, config.staleness.pace, config.learner.steps) == (cell.age, "full", cell.steps)
         assert config.batch.groups_per_step == parts.cells.GROUPS_PER_STEP
+        optimizer = config.learner.optimizer
+        assert (optimizer.learning_rate, optimizer.betas) == (cell.learning_rate, (0.9, cell.beta2))
 
 
 def test_the_tables_have_medians_and_extremes(parts: SimpleNamespace) -> None:
@@ -130,9 +132,9 @@ def test_the_tables_have_medians_and_extremes(parts: SimpleNamespace) -> None:
     samples = {0: (100, 300, 200), 8: (400, None, 500)}
     found = {name: line(name, count) for age, names in cells.items() for name, count in zip(names, samples[age], strict=True)}
     table = parts.page.tables(found).splitlines()
-    assert "| `grpo`, 0.001 | 0 | 3 | 200 (100 to 300) | 1.00 | 200 (100 to 300) | 0.95 | 0 | 0.0 | 10% |" in table
+    assert "| `grpo`, lr0.001 | 0 | 3 | 200 (100 to 300) | 1.00 | 200 (100 to 300) | 0.95 | 0 | 0.0 | 10% |" in table
     assert (
-        "| `grpo`, 0.001 | 8 | 3 | 500 (400 to never) | 4.00 (2.50 to never) | 500 (400 to never) | 0.95 | 0 | 0.0 | 10% |"
+        "| `grpo`, lr0.001 | 8 | 3 | 500 (400 to never) | 4.00 (2.50 to never) | 500 (400 to never) | 0.95 | 0 | 0.0 | 10% |"
         in table
     )
     assert table[-1] == f"6 of {len(parts.cells.CELLS)} cells are collected."
