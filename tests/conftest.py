@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from tests.support.private_server import private_server
 
 settings.register_profile("any machine", deadline=None)  # no test asserts a time
 settings.load_profile("any machine")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script: programs would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _THREADS = Path("/proc/self/task")
 
