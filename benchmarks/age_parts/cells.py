@@ -10,6 +10,7 @@ from pathlib import Path
 import end_to_end
 
 GROUPS_PER_STEP = 8
+USUAL_BETA2 = 0.999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +61,13 @@ class Cell:
     objective: str
     age: int
     learning_rate: float
-    beta2: float = 0.999
+    beta2: float = USUAL_BETA2
     """Of Adam: how long it remembers the size of gradients."""
     seed: int
 
     @property
     def optimizer(self) -> str:
-        return f"lr{self.learning_rate:g}" + (f"-beta{self.beta2:g}" if self.beta2 != 0.999 else "")
+        return f"lr{self.learning_rate:g}" + (f"-beta{self.beta2:g}" if self.beta2 != USUAL_BETA2 else "")
 
     @property
     def name(self) -> str:
@@ -107,7 +108,7 @@ def cells_of(
     ages: Iterable[int],
     *,
     learning_rate: float = 1e-3,
-    beta2: float = 0.999,
+    beta2: float = USUAL_BETA2,
     seeds: Iterable[int],
 ) -> list[Cell]:
     combinations = product(seeds, tasks, objectives, ages)
