@@ -3,9 +3,11 @@
 Each worker sends heartbeats, holds tickets, commits small groups and answers pushes, as docs/scale.md says. Costs are CPU time,
 so a busy machine changes them little; a fleet that is too large for it is late, which shows in its heartbeats a second. Two
 patterns: in `busy` workers have all the tickets that they want; in `waiting` the slots are the limit, so that every worker has
-room and waits for tickets.
+room and waits for tickets. With --stretch N all intervals are N times as long, so that a fleet N times as large fits on the
+machine; figures are still those of a worker and a second of the fleet that is not stretched.
 
     python benchmarks/scale.py --workers 50 100 200 --json result.json
+    python benchmarks/scale.py --workers 1000 --stretch 10
     python benchmarks/scale.py --workers 100 --cluster
 """
 
@@ -21,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,6 +35,7 @@ from redis import Redis
 from scale_parts.fleet import RUN, Pattern
 from scale_parts.leader import Leader
 
+from async_rl.config import HEARTBEAT_S
 from async_rl.replay_protocol import Limits
 from buffer.board import RedisBoard
 from buffer.keys import key
@@ -44,6 +47,8 @@ HERE = Path(__file__).resolve().parent
 WORKERS_PER_PROCESS = 100
 WARM_UP_S = 10.0
 LOGGED_S = 10.0
+LEASE_S = 10.0
+"""The learner's; tickets have three times as long."""
 ON_TIME = 0.95
 """Heartbeats of a worker in a second, below which it is late."""
 NOMINAL = 1000
@@ -81,15 +86,20 @@ class Traffic:
     """Seconds from push to push."""
     waits: bool = False
     """The slots are the limit: a group takes a tenth of the time, workers have room for two, and wait for tickets."""
+    stretch: float = 1.0
+    """All intervals take that many times as long as they say."""
 
     @property
     def pattern(self) -> Pattern:
-        return Pattern(group_s=self.group_s / 10, in_flight=2) if self.waits else Pattern(group_s=self.group_s, in_flight=1)
+        taken_s, in_flight = (self.group_s / 10, 2) if self.waits else (self.group_s, 1)
+        return Pattern(group_s=taken_s * self.stretch, in_flight=in_flight, heartbeat_s=HEARTBEAT_S * self.stretch)
 
     def limits(self, workers: int) -> Limits:
         """A step has the groups of the time between two pushes."""
         size = max(1, round(workers * self.push_s / self.group_s))
-        return Limits(max_age=1 if self.waits else 7 + workers // size, groups_per_step=size, lease_s=30.0, max_attempts=3)
+        return Limits(
+            max_age=1 if self.waits else 7 + workers // size, groups_per_step=size, lease_s=30.0 * self.stretch, max_attempts=3
+        )
 
 
 PATTERNS = {"busy": Traffic(), "waiting": Traffic(waits=True)}
@@ -104,7 +114,7 @@ def fleet(url: str, workers: int, does: Pattern) -> Iterator[list[int]]:
     try:
         for first in range(0, workers, WORKERS_PER_PROCESS):
             count = min(WORKERS_PER_PROCESS, workers - first)
-            words = [url, str(first), str(count), str(does.group_s), str(does.in_flight)]
+            words = [url, str(first), str(count), str(does.group_s), str(does.in_flight), str(does.heartbeat_s)]
             where = os.environ | {"PYTHONPATH": str(HERE)}
             started.append(subprocess.Popen([sys.executable, "-m", "scale_parts.fleet", *words], env=where))
         yield [process.pid for process in started]
@@ -127,30 +137,35 @@ def server_cpu_s(redis: Redis) -> float:
 async def measure(url: str, node: str, traffic: Traffic, workers: int, seconds: float) -> Measured:
     """`url`: what workers connect to; `node`: the server that has the run."""
     servers = Server(url), Server(url)
-    buffer, board = RedisBuffer(servers[0], RUN), RedisBoard(servers[1], RUN)
-    leader, begun = Leader(buffer, board, traffic.limits(workers), every_s=traffic.push_s), asyncio.Event()
+    buffer, board = RedisBuffer(servers[0], RUN, learner_lease_s=LEASE_S * traffic.stretch), RedisBoard(servers[1], RUN)
+    stretch = traffic.stretch
+    leader = Leader(
+        buffer, board, traffic.limits(workers), every_s=traffic.push_s * stretch, heartbeat_s=traffic.pattern.heartbeat_s
+    )
+    begun = asyncio.Event()
     with Redis.from_url(node) as redis, fleet(url, workers, traffic.pattern) as pids:
         leading = asyncio.create_task(leader.run(workers, begun))
         waits = asyncio.create_task(begun.wait())
         await asyncio.wait([leading, waits], return_when=asyncio.FIRST_COMPLETED)
         if leading.done():
             leading.result()
-        await asyncio.sleep(max(WARM_UP_S, 2 * traffic.push_s))
+        await asyncio.sleep(max(WARM_UP_S, 2 * traffic.push_s) * stretch)
         counts = leader.pushes, leader.groups
         before = time.monotonic(), server_cpu_s(redis), sum(map(cpu_s, pids)), time.process_time()
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds * stretch)
         after = time.monotonic(), server_cpu_s(redis), sum(map(cpu_s, pids)), time.process_time()
         pushes, groups = leader.pushes - counts[0], leader.groups - counts[1]
         with script_log(node) as costs:
             logged_at = time.monotonic()
-            await asyncio.sleep(LOGGED_S)
-            logged_s = time.monotonic() - logged_at
+            await asyncio.sleep(LOGGED_S * stretch)
+            logged_s = (time.monotonic() - logged_at) / stretch
         leading.cancel()
         await asyncio.wait([leading])
         redis.delete(*redis.scan_iter(f"{key(RUN, '')}*".replace("{", "[{]").replace("}", "[}]"), count=1000))
     for each in servers:
         await each.close()
     passed, of_server, of_workers, of_learner = (late - early for early, late in zip(before, after, strict=True))
+    passed /= stretch
     each_us = 1e6 / (passed * workers)
     return Measured(
         workers=workers,
@@ -230,7 +245,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[50, 100, 200])
     parser.add_argument("--model", type=int, metavar="WORKERS", help="also split the costs among heartbeats, groups and pushes")
     parser.add_argument("--patterns", nargs="*", choices=PATTERNS, default=list(PATTERNS))
-    parser.add_argument("--seconds", type=float, default=20.0, help="time that is measured (default: 20)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time that is measured, unstretched (default: 20)")
+    parser.add_argument("--stretch", type=float, default=1.0, help="all intervals are that many times as long")
     parser.add_argument("--cluster", action="store_true", help="a Cluster of three nodes instead of one server")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -238,11 +254,12 @@ def main() -> None:
     with servers(args.cluster) as (url, node):
         for name in args.patterns:
             for workers in args.workers:
-                measured = asyncio.run(measure(url, node, PATTERNS[name], workers, args.seconds))
+                measured = asyncio.run(measure(url, node, replace(PATTERNS[name], stretch=args.stretch), workers, args.seconds))
                 show(name, measured)
                 found |= figures(name, measured)
         if args.model:
-            split = model([asyncio.run(measure(url, node, each, args.model, args.seconds)) for each in MODEL])
+            traffics = [replace(each, stretch=args.stretch) for each in MODEL]
+            split = model([asyncio.run(measure(url, node, each, args.model, args.seconds)) for each in traffics])
             print("\n" + "\n".join(f"{name:<34} {cost:8.0f}" for name, cost in split.items()))
             found |= split
     if args.json is not None:

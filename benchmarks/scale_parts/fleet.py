@@ -36,7 +36,8 @@ from buffer.server.client import Server
 from rollout_workers.worker import WAITED_HEARTBEATS
 
 RUN = "scale"
-MEMBER_S = 10.0
+MEMBER_HEARTBEATS = 10
+"""A worker that sends none for so long is no member."""
 COUNTERS = {f"counter/{number}": float(number) for number in range(24)}
 """As many as a worker posts."""
 GROUP = tiny()
@@ -50,6 +51,7 @@ class Pattern:
     """A group takes that long."""
     in_flight: int
     """Groups that a worker rolls out at once."""
+    heartbeat_s: float = HEARTBEAT_S
 
 
 class LoadWorker:
@@ -67,7 +69,7 @@ class LoadWorker:
         inbox = await Inbox[ToWorkers].open(self._board, TO_WORKERS, TO_WORKERS_MESSAGES)
         await self._announce()
         await post(self._board, TO_LEARNER, WorkerHello(member=self._name))
-        await asyncio.sleep(random.uniform(0, HEARTBEAT_S))  # workers do not start at the same moment
+        await asyncio.sleep(random.uniform(0, self._pattern.heartbeat_s))  # workers do not start at the same moment
         async with asyncio.TaskGroup() as tasks:
             services = (
                 self._reserve(tasks),
@@ -81,7 +83,7 @@ class LoadWorker:
                 tasks.create_task(service)
 
     async def _announce(self) -> None:
-        await self._board.announce(self._member, MEMBER_S)
+        await self._board.announce(self._member, MEMBER_HEARTBEATS * self._pattern.heartbeat_s)
 
     async def _reserve(self, tasks: asyncio.TaskGroup) -> None:
         await self._live.wait()
@@ -98,7 +100,7 @@ class LoadWorker:
             async with waiting:
                 self._reserving = waiting
                 return await self._buffer.reserve(
-                    self._name, version=self._member.version, count=count, wait_s=WAITED_HEARTBEATS * HEARTBEAT_S
+                    self._name, version=self._member.version, count=count, wait_s=WAITED_HEARTBEATS * self._pattern.heartbeat_s
                 )
         except TimeoutError:
             return []
@@ -113,18 +115,18 @@ class LoadWorker:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._pattern.heartbeat_s)
             if self._held:
                 await self._buffer.renew(self._name, list(self._held))
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._pattern.heartbeat_s)
             await self._announce()
 
     async def _post_metrics(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._pattern.heartbeat_s)
             await self._board.post(WORKER_METRICS, {"worker": self._name, "counters": COUNTERS, "time": 0.0, "boot": "boot"})
 
     async def _reports(self) -> None:
@@ -169,10 +171,10 @@ async def _run(url: str, names: Sequence[str], pattern: Pattern) -> None:
 
 
 def main() -> None:
-    """ADDRESS FIRST COUNT GROUP_S IN_FLIGHT"""
-    url, first, count, group_s, in_flight = sys.argv[1:]
+    """ADDRESS FIRST COUNT GROUP_S IN_FLIGHT HEARTBEAT_S"""
+    url, first, count, group_s, in_flight, heartbeat_s = sys.argv[1:]
     names = [f"node{number // 8:04d}-{4_000 + number}-{number:06x}" for number in range(int(first), int(first) + int(count))]
-    asyncio.run(_run(url, names, Pattern(group_s=float(group_s), in_flight=int(in_flight))))
+    asyncio.run(_run(url, names, Pattern(group_s=float(group_s), in_flight=int(in_flight), heartbeat_s=float(heartbeat_s))))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import asyncio
 import time
 
 from async_rl.board.inbox import Inbox, post
-from async_rl.config import HEARTBEAT_S
 from async_rl.replay_protocol import Limits
 from async_rl.transport.messages import (
     TO_LEARNER,
@@ -26,13 +25,14 @@ from buffer.redis_buffer import RedisBuffer
 from learner.reporting.fleet_metrics import FleetMetrics
 
 CHECKPOINT_EVERY = 5
-REPLIES_S = 60.0
+REPLIES_S = 120.0
 DIGEST = "0" * 32
 
 
 class Leader:
-    def __init__(self, buffer: RedisBuffer, board: RedisBoard, limits: Limits, *, every_s: float) -> None:
-        self._buffer, self._board, self._limits, self._every_s = buffer, board, limits, every_s
+    def __init__(self, buffer: RedisBuffer, board: RedisBoard, limits: Limits, *, every_s: float, heartbeat_s: float) -> None:
+        self._buffer, self._board, self._limits = buffer, board, limits
+        self._every_s, self._heartbeat_s = every_s, heartbeat_s
         self._membership = Membership(board, rest_s=60.0)
         self._replies = Replies(board, self._membership)
         self.steps = self.pushes = 0
@@ -59,7 +59,7 @@ class Leader:
 
     async def _hold(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._heartbeat_s)
             await self._buffer.hold(self._fence)
 
     async def _step(self) -> None:
