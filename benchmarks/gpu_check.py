@@ -37,6 +37,7 @@ CHECKS = (
     Check(name="packing", module=MODEL, limit_s=60),
     Check(name="logprobs", module=ENGINE, limit_s=90),
     Check(name="graphs", module=GRAPHS, limit_s=90),
+    Check(name="graphs async", module=GRAPHS, limit_s=90),
     Check(name="decode 0.6B", module=ENGINE, limit_s=120, gpu_only="a model of 0.6 B parameters"),
     Check(name="learn 0.6B", module=LEARNER, limit_s=120, gpu_only="training 0.6 B parameters"),
     Check(name="optimizer", module=OPTIMIZER, limit_s=60),

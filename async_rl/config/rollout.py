@@ -156,6 +156,10 @@ class WorkerConfig(Section):
     """Replay steps in which all generations decode as CUDA graphs, one launch each. `auto`: on GPUs, with Triton's kernels and
     layer_spec `local`, one GPU per engine, a model without experts. `always`: refused where `auto` would not; without a GPU, a
     dry run of the same steps. `never`: also lets FlashAttention decode, if it is installed."""
+    async_scheduling: bool = False
+    """Launch the next decode step before the host has read the tokens of the last one. On GPUs the host's work is then hidden
+    behind the device's; a generation that ends costs one row of a step. Needs megatron-core 0.19 (Python 3.12 and later) and
+    `tensor` 1. Not run on a GPU yet (docs/gpu.md)."""
     max_running: PositiveInt = 256
     """Generations that an engine decodes at once; more wait in its queue. Small models on large GPUs can use 512 or 1024."""
     kv_on_swap: Literal["keep", "recompute"] = "keep"
@@ -204,6 +208,10 @@ class WorkerConfig(Section):
             )
         if self.cuda_graphs == "always" and self.backend != "megatron":
             raise ValueError("cuda_graphs: always needs backend megatron; auto decodes without in other engines")
+        if self.async_scheduling and (self.backend != "megatron" or self.tensor > 1):
+            raise ValueError(
+                "async_scheduling needs backend megatron and tensor 1: other engines decode one step after the other"
+            )
         if self.backend == "hf" and self.engines * self.tensor > 1:
             raise ValueError(
                 f"backend hf is one engine on one device, so engines ({self.engines}) and tensor ({self.tensor}) must be 1; "

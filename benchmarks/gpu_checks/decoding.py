@@ -52,7 +52,9 @@ class Profiled:
 
 
 class Decoder:
-    def __init__(self, machine: Machine, shape: ModelShape, *, room_for: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, machine: Machine, shape: ModelShape, *, room_for: Sequence[tuple[int, int]], async_scheduling: bool = False
+    ) -> None:
         """`room_for`: requests, and tokens of each, of which the largest must fit into the cache."""
         self.shape, self._machine = shape, machine
         self._dtype = parallel.resolve_dtype(machine.device)
@@ -67,6 +69,7 @@ class Decoder:
                 kv_cache_gb=needed / 2**30,
                 prompt_tokens_per_step=PROMPT_TOKENS_PER_STEP,
                 max_running=max(requests for requests, _ in room_for),
+                async_scheduling=async_scheduling,
             ),
             device=machine.device,
             dtype=self._dtype,

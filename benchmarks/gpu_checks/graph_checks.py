@@ -1,4 +1,6 @@
-"""Check of CUDA graphs: they must decode what single launches decode, with whatever weights are swapped in under them."""
+"""Check of CUDA graphs: they must decode what single launches decode, with whatever weights are swapped in under them; also if
+the next one is launched before the tokens of the last are read (asynchronous scheduling).
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,38 @@ import torch
 from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
+from async_rl.megatron.engine.async_scheduling import async_schedule_mode
 from async_rl.megatron.experts.grouped import fits_grouped_products
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion
 from gpu_checks.engine_checks import DEFAULTS, MISMATCH, mismatch, prompts, until_generated, weights
 from gpu_checks.model_checks import FEW_EXPERTS
+from gpu_checks.one_check import Skipped
 from gpu_checks.report import SMALL, Checks, Machine, Report
 from gpu_checks.token_ids import TokenIds
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.engine_core import EngineCore
 
+Settings = Mapping[str, object]
+
 BATCH, BUDGET = 8, 48
+PLAIN, GRAPHS, ASYNC = {"cuda_graphs": "never"}, {"cuda_graphs": "always"}, {"cuda_graphs": "always", "async_scheduling": True}
+"""Settings of the worker."""
 
 
 def graphs(machine: Machine, report: Report) -> None:
     """As many requests as a graph has rows, decoded with and without graphs; then fewer, and a swap in the middle, beside the
     learner. In float32 on one device the first two differ by nothing, unless libraries choose other kernels in a capture.
     """
-    _graphs(machine, report, SMALL, [*MISMATCH])
+    _graphs(machine, report, SMALL, [*MISMATCH], GRAPHS)
+
+
+def asynchronous(machine: Machine, report: Report) -> None:
+    """The same with asynchronous scheduling, which megatron-core has since 0.19."""
+    if async_schedule_mode() is None:
+        raise Skipped("this megatron-core has no asynchronous scheduling")
+    _graphs(machine, report, SMALL, [*MISMATCH], ASYNC)
 
 
 def graphs_of_experts(machine: Machine, report: Report) -> None:
@@ -36,17 +51,17 @@ def graphs_of_experts(machine: Machine, report: Report) -> None:
     if machine.is_gpu and not fits_grouped_products(FEW_EXPERTS, machine.device, torch.bfloat16):
         report.note(captured="no (this device computes experts one by one)")
         return
-    _graphs(machine, report, FEW_EXPERTS, [torch.bfloat16])
+    _graphs(machine, report, FEW_EXPERTS, [torch.bfloat16], GRAPHS)
 
 
-def _graphs(machine: Machine, report: Report, shape: ModelShape, dtypes: Sequence[torch.dtype]) -> None:
+def _graphs(machine: Machine, report: Report, shape: ModelShape, dtypes: Sequence[torch.dtype], settings: Settings) -> None:
     asked = prompts(BATCH, shape.vocab_size, longest=150)
     for dtype in dtypes:
         largest, mean = MISMATCH[dtype]
         name = str(dtype).removeprefix("torch.")
         old, new = (weights(machine, shape, dtype, seed) for seed in (1, 2))
-        plain, plain_ms, _ = asyncio.run(_generated(machine, shape, dtype, "never", old, asked))
-        replayed, replayed_ms, steps = asyncio.run(_generated(machine, shape, dtype, "always", old, asked))
+        plain, plain_ms, _ = asyncio.run(_generated(machine, shape, dtype, PLAIN, old, asked))
+        replayed, replayed_ms, steps = asyncio.run(_generated(machine, shape, dtype, settings, old, asked))
         report.note(**{f"plain_{name}_ms_per_step": plain_ms, f"graphs_{name}_ms_per_step": replayed_ms})
         report.require(steps >= BUDGET - 2, f"{steps} of {BUDGET} steps were graphs")
         same = [one.token_ids.tolist() == other.token_ids.tolist() for one, other in zip(plain, replayed, strict=True)]
@@ -54,7 +69,7 @@ def _graphs(machine: Machine, report: Report, shape: ModelShape, dtypes: Sequenc
         for found, what in ((replayed, "graphs"), (plain, "plain")):
             report.note(**{f"{what}_{name}_mean": mismatch(machine, shape, dtype, old, asked, found).mean().item()})
 
-        found = asyncio.run(_swapped(machine, shape, dtype, old, new, asked[:5], report))
+        found = asyncio.run(_swapped(machine, shape, dtype, settings, old, new, asked[:5], report))
         flips = [each.versions[0].stop for each in found]
         under = [mismatch(machine, shape, dtype, full, asked[:5], found).split([BUDGET] * 5) for full in (old, new)]
         before = torch.cat([row[:flip] for row, flip in zip(under[0], flips, strict=True)])
@@ -70,8 +85,8 @@ def _between(some: Sequence[Completion], others: Sequence[Completion], same: Seq
     return max((float(abs(one.logprobs - other.logprobs).max()) for one, other in pairs), default=float("nan"))
 
 
-def _engine(machine: Machine, shape: ModelShape, dtype: torch.dtype, cuda_graphs: str) -> MegatronEngine:
-    given = {"kv_cache_gb": 0.5, "max_running": BATCH, "cuda_graphs": cuda_graphs, "kv_on_swap": "recompute"}
+def _engine(machine: Machine, shape: ModelShape, dtype: torch.dtype, settings: Settings) -> MegatronEngine:
+    given = {"kv_cache_gb": 0.5, "max_running": BATCH, "kv_on_swap": "recompute", **settings}
     worker, tokenizer = WorkerConfig.model_validate(given), TokenIds(shape.vocab_size)
     return MegatronEngine(shape, tokenizer, worker, DEFAULTS, device=machine.device, seed=7, dtype=dtype)
 
@@ -90,12 +105,12 @@ async def _generated(
     machine: Machine,
     shape: ModelShape,
     dtype: torch.dtype,
-    cuda_graphs: str,
+    settings: Settings,
     full: Mapping[str, Tensor],
     asked: Sequence[list[int]],
 ) -> tuple[list[Completion], float, int]:
     """Return generations, milliseconds of a step once kernels are compiled, and steps that were graphs."""
-    async with _engine(machine, shape, dtype, cuda_graphs) as running:
+    async with _engine(machine, shape, dtype, settings) as running:
         await running.swap(0, full)
         found = await _all(running, asked)
         replays, started, steps = _replays(running), time.perf_counter(), running.metrics.steps
@@ -107,13 +122,14 @@ async def _swapped(
     machine: Machine,
     shape: ModelShape,
     dtype: torch.dtype,
+    settings: Settings,
     old: Mapping[str, Tensor],
     new: Mapping[str, Tensor],
     asked: Sequence[list[int]],
     report: Report,
 ) -> list[Completion]:
     started = time.perf_counter()
-    async with _engine(machine, shape, dtype, "always") as running:
+    async with _engine(machine, shape, dtype, settings) as running:
         report.note(start_s=time.perf_counter() - started)
         await running.swap(0, old)
         async with asyncio.TaskGroup() as group:
@@ -126,4 +142,4 @@ async def _swapped(
     return found
 
 
-CHECKS: Checks = {"graphs": graphs, "graphs experts": graphs_of_experts}
+CHECKS: Checks = {"graphs": graphs, "graphs async": asynchronous, "graphs experts": graphs_of_experts}

@@ -91,6 +91,7 @@ class EngineCore:
                 max_requests=worker.max_running,
                 prompt_tokens_per_step=worker.prompt_tokens_per_step,
                 reuse_prefixes=worker.prefix_reuse,
+                async_scheduling=worker.async_scheduling,
             ),
         )
         self.kernel = kernel_name(attention)

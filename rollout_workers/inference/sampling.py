@@ -11,14 +11,18 @@ from torch import Tensor
 from async_rl.megatron.attention.paged_attention import Kernels, uses_triton
 from async_rl.protocols import Tokenizer
 from rollout_workers.inference.generation import Generation
-from rollout_workers.inference.torch_draws import TorchDraws
+from rollout_workers.inference.torch_draws import Drawn, TorchDraws
 
 
 class BatchSampler:
-    """Megatron's engine calls it once per step: `sample` for the tokens, `finished` for the generations that end."""
+    """Megatron's engine calls it once per step: `sample` for the tokens, `finished` for the generations that end.
+
+    Between the two the host may do something else: `sample` does not wait for the device.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, device: torch.device, seed: int, kernels: Kernels = "auto") -> None:
         self.version = -1
+        """That of the engine's weights."""
         self.tokens_generated = 0
         self.running: dict[int, Generation] = {}
         self.started: list[Generation] = []
@@ -31,10 +35,14 @@ class BatchSampler:
         """Generations of `_requests`."""
         self._make_draw = _with_triton(device, seed) if uses_triton(device, kernels) else _with_torch(device, seed)
         self._draw = self._make_draw([])
+        self._drawn: Drawn | None = None
+        """Tokens that are not on the host yet."""
+        self._drawn_by = -1
+        """Version of the weights that the last logits are of."""
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
 
-    def sample(self, logits: Tensor, requests: Sequence[int]) -> tuple[Tensor, list[int]]:
+    def sample(self, logits: Tensor, requests: Sequence[int], *, version: int) -> Tensor:
         self.started = []
         if requests != self._requests:
             self._requests, self._generations = requests, [self.running[request] for request in requests]
@@ -42,16 +50,22 @@ class BatchSampler:
             self.started = [generation for generation in self._generations if not generation.token_ids]
             for generation in self.started:
                 generation.queued_s = max(0.0, self.step_began - generation.submitted_at)
-        tokens, self._tokens, self._logprobs = self._draw(logits)
-        return tokens, self._tokens
+        self._drawn, self._drawn_by = self._draw(logits), version
+        return self._drawn.tokens
+
+    def sampled(self) -> list[int]:
+        if self._drawn is not None:
+            self._tokens, self._logprobs = self._drawn.on_host()
+            self._drawn = None
+        return self._tokens
 
     def finished(self, requests: Sequence[int]) -> set[int]:
         """Record the sampled tokens and deliver completions. Returns the finished requests."""
         assert requests == self._requests, "tokens were sampled for other requests"
-        end_id, version = self._tokenizer.end_id, self.version
+        tokens, end_id, version = self.sampled(), self._tokenizer.end_id, self._drawn_by
         done: set[int] = set()
         # Runs for every token of every generation: no calls but for the few that may end.
-        for generation, token, logprob in zip(self._generations, self._tokens, self._logprobs, strict=True):
+        for generation, token, logprob in zip(self._generations, tokens, self._logprobs, strict=True):
             if generation.is_cancelled:
                 del self.running[generation.id]
                 done.add(generation.id)
@@ -81,8 +95,7 @@ class BatchSampler:
         return True
 
 
-Draw = Callable[[Tensor], tuple[Tensor, list[int], list[float]]]
-"""From logits to tokens on the device, and to tokens and log-probabilities on the host."""
+Draw = Callable[[Tensor], Drawn]
 
 
 def _with_torch(device: torch.device, seed: int) -> Callable[[Sequence[Generation]], Draw]:

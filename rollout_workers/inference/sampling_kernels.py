@@ -17,6 +17,7 @@ from torch import Tensor
 
 from async_rl.megatron.engine.sending import sent
 from rollout_workers.inference.generation import Generation
+from rollout_workers.inference.torch_draws import Drawn
 
 # What a kernel is given is not what pyright sees: numbers become constants of the compiler, and Triton adds parameters.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -48,14 +49,20 @@ class TritonDraws:
         self._cuts = torch.full((len(generations),), EVERYTHING, dtype=torch.int32, device=device)
 
         self._on_host = torch.empty((2, len(generations)), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
 
-    def draw(self, logits: Tensor) -> tuple[Tensor, list[int], list[float]]:
-        """As TorchDraws.draw. The host waits for the device once, for one copy of tokens and log-probabilities."""
+    def draw(self, logits: Tensor) -> Drawn:
+        """As TorchDraws.draw. The host waits for one copy of tokens and log-probabilities, which the next draw overwrites."""
         drawn = self.drawn(logits)
         self._on_host.copy_(drawn, non_blocking=True)
-        if drawn.is_cuda:
-            torch.cuda.current_stream(drawn.device).synchronize()
-        return drawn[0], self._on_host[0].tolist(), self._on_host[1].view(torch.float32).tolist()
+        if self._arrived is not None:
+            self._arrived.record()
+        return Drawn(drawn[0], self._read)
+
+    def _read(self) -> tuple[list[int], list[float]]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._on_host[0].tolist(), self._on_host[1].view(torch.float32).tolist()
 
     def drawn(self, logits: Tensor) -> Tensor:
         """Draw a token per row of logits [requests, vocabulary]: int32 [2, requests], tokens and bits of log-probabilities."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from async_rl.megatron.truncation import truncate
 from rollout_workers.inference.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token for each row of logits."""
+
+    tokens: Tensor
+    """On the device."""
+    on_host: Callable[[], tuple[list[int], list[float]]]
+    """Wait for the device; tokens and their float32 log-probabilities."""
 
 
 class TorchDraws:
@@ -31,10 +42,10 @@ class TorchDraws:
         self._seeded = [(row, each.random) for row, each in enumerate(generations) if each.random is not None]
         """Rows with a random generator of their own."""
 
-    def draw(self, logits: Tensor) -> tuple[Tensor, list[int], list[float]]:
-        """Tokens twice, as a tensor and as a list, and their float32 log-probabilities, from [requests, vocabulary] logits."""
+    def draw(self, logits: Tensor) -> Drawn:
+        """Draw a token per row of logits [requests, vocabulary]."""
         tokens, logprobs = self._draw(logits)
-        return tokens, tokens.tolist(), logprobs.tolist()
+        return Drawn(tokens, lambda: (tokens.tolist(), logprobs.tolist()))
 
     def _draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The largest of log p + Gumbel noise is a sample of p; without the noise (temperature 0) it is the likeliest token,

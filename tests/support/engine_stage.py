@@ -8,11 +8,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
 from async_rl.megatron.compat import GPTModel
+from async_rl.megatron.engine.async_scheduling import async_schedule_mode
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
@@ -27,6 +29,9 @@ from tests.support.packed_outputs import completion_logprobs
 
 MEGATRON_SCHEDULES = importlib.util.find_spec("megatron.core.inference.config") is not None
 """Newer versions of megatron-core divide prompts and share prefixes in their own way."""
+SCHEDULES_ASYNC = pytest.mark.skipif(
+    async_schedule_mode() is None, reason="this version of megatron-core has no async scheduling"
+)
 
 CPU = torch.device("cpu")
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"

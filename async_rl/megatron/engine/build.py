@@ -11,14 +11,17 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from async_rl.errors import ConfigError
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel
+from async_rl.megatron.engine.async_scheduling import AsyncController, async_schedule_mode
 from async_rl.megatron.engine.decode_graphs import CudaCapture, DecodeGraphs, run_again
 from async_rl.megatron.engine.decode_step import DecodeStep
 from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, KVCacheUsage, NullTokenizer, Sampler
@@ -45,6 +48,7 @@ class EngineSettings:
     max_requests: int
     prompt_tokens_per_step: int
     reuse_prefixes: bool
+    async_scheduling: bool = False
 
 
 class EvictingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
@@ -118,6 +122,11 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
     )
     if host.is_needed():
         dynamic_context.triton_append_key_value_cache = None
+    if settings.async_scheduling and async_schedule_mode() is None:
+        raise ConfigError(
+            f"worker.async_scheduling needs megatron-core 0.19, and {version('megatron-core')} is installed; "
+            "leave it out, or use Python 3.12, where pip installs the newer one"
+        )
     model.eval()
     _without_autograd(model)
     if shape.experts is not None:
@@ -252,6 +261,8 @@ def _build_with_config(model: GPTModel, shape: ModelShape, settings: EngineSetti
             enable_chunked_prefill=True,
             enable_prefix_caching=settings.reuse_prefixes,
             prefix_caching_eviction_policy=PrefixCachingEvictionPolicy.LRU,
+            **({"async_sched_mode": async_schedule_mode()} if settings.async_scheduling else {}),
         ),
     )
-    return ConfiguredEngine(Controller(GPTInferenceWrapper(model, context), NullTokenizer()), context)
+    controller = AsyncController if settings.async_scheduling else Controller
+    return ConfiguredEngine(controller(GPTInferenceWrapper(model, context), NullTokenizer()), context)

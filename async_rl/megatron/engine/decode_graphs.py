@@ -81,6 +81,7 @@ class DecodeGraphs:
     def _capture_all(self) -> None:
         began = time.perf_counter()
         self._inputs.lengths.zero_()  # nothing of a running generation is written
+        self._logits = torch.empty_like(self._logits)  # those of the last step may not have been read yet
         self._used = 0
         self._addresses = self._step.addresses()
         # The largest first: the memory of its numbers between layers is enough for all others. Replaced graphs are kept

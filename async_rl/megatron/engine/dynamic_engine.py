@@ -25,12 +25,19 @@ with host.importing():
 
 
 class Sampler(Protocol):
-    """Samples tokens and decides which requests end. Both methods are called once per engine step, in this order."""
+    """Samples tokens and decides which requests end. `sample` and `finished` are called once per engine step, in this order."""
 
-    def sample(self, logits: Tensor, requests: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Sample one token per row of logits [requests, vocabulary]; `requests` are their ids. Returns the tokens twice, on the
-        device and on the host, so that nothing else has to wait for the device.
+    version: int
+    """That of the engine's weights."""
+
+    def sample(self, logits: Tensor, requests: Sequence[int], *, version: int) -> Tensor:
+        """Sample one token per row of logits [requests, vocabulary]; `requests` are their ids, and `version` that of the
+        weights which computed them. Returns the tokens on the device, without waiting for it.
         """
+        ...
+
+    def sampled(self) -> list[int]:
+        """The tokens just sampled, once the device has sent them. Nothing else has to wait for the device."""
         ...
 
     def finished(self, requests: Sequence[int]) -> set[int]:
@@ -64,6 +71,8 @@ class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssu
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.rotations: dict[int, Rotation] = {}
         """Rotations of the tokens of this step, for each of the model's two kinds of layers."""
+        self.bookkeeping_sent: Any = None
+        """Event of the copy of the last bookkeeping to the device, if Megatron keeps its books on the host."""
         super().__init__(*args, **kwargs)
 
     def initialize_attention_state(self, **arguments: Any) -> Any:
@@ -80,8 +89,11 @@ class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssu
         return self.rotations[kind]
 
     def transfer_bookkeeping_to_gpu(self, *args: Any, record_done_event: bool = False, **kwargs: Any) -> Any:
-        """Send the bookkeeping without waiting. It is written again only after the tokens of this step have arrived."""
-        return super().transfer_bookkeeping_to_gpu(*args, record_done_event=True, **kwargs)
+        """Send the bookkeeping without waiting. It is written again only after the tokens of this step have arrived, or with
+        asynchronous scheduling after `bookkeeping_sent`.
+        """
+        self.bookkeeping_sent = super().transfer_bookkeeping_to_gpu(*args, record_done_event=True, **kwargs)
+        return self.bookkeeping_sent
 
     def last_token_logits(self, logits: Tensor) -> Tensor:
         # A step that only decodes has no other tokens than the last ones.
@@ -99,6 +111,7 @@ class Controller(TextGenerationController):
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Logits [1, requests, vocabulary] of the step that the context was made ready for."""
         context: Any = self.inference_wrapped_model.inference_context
+        self._version = self.sampler.version
         if self.graphs is not None and context.is_decode_only():
             state = context.active_attn_metadata["mha_metadata"].state_data
             lengths, blocks, longest = state["kv_seq_lengths"], state["block_table"], state["max_seqlen_k"]
@@ -117,18 +130,25 @@ class Controller(TextGenerationController):
         requests = context.request_ids[context.paused_request_count : context.total_request_count].tolist()
         # Some versions pass the logits, others store them here.
         logits = logits if logits is not None else self._all_logits_cuda  # pyright: ignore[reportAttributeAccessIssue]
-        tokens, self._sampled = self.sample(logits, requests)
+        tokens = self.sample(logits, requests)
         self._sampled_tokens_cuda[: len(tokens)] = tokens
 
     def _transfer_samples_to_cpu(self, active_request_count: int) -> tuple[Tensor, None]:
-        # A partly computed prompt, in the last row, has no token yet.
-        return torch.tensor(self._sampled + [0] * (active_request_count - len(self._sampled))), None
+        return self.sampled(active_request_count), None
 
-    def sample(self, logits: Tensor, requests: list[int]) -> tuple[Tensor, list[int]]:
+    def sampled(self, requests: int) -> Tensor:
+        """The tokens just sampled, for so many requests: a partly computed prompt, in the last row, has no token yet."""
+        tokens = self.sampler.sampled()
+        return torch.tensor(tokens + [0] * (requests - len(tokens)))
+
+    def drop_logits(self) -> None:
+        """Forget what the last forward pass computed, if nothing was sampled from it."""
+
+    def sample(self, logits: Tensor, requests: list[int]) -> Tensor:
         """Sample a token for each of the requests of the step whose prompt is complete."""
         complete = _complete(self.inference_wrapped_model.inference_context, requests)
         # The vocabulary is padded for tensor ranks; padding must not be sampled.
-        return self.sampler.sample(logits[0, : len(complete), : self.vocab_size], complete)
+        return self.sampler.sample(logits[0, : len(complete), : self.vocab_size], complete, version=self._version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +226,7 @@ def clear(engine: Engine) -> None:
     """Drop all requests and the KV cache."""
     with torch.inference_mode():
         engine.context.reset()
+    engine.controller.drop_logits()
     engine.requests.clear()
     engine.waiting_request_ids.clear()
     engine.forget_prefixes()

@@ -178,14 +178,14 @@ class SchedulingEngine(Engine):
         token_ids, positions = context.current_input_and_position_ids()
         logits = self.controller.forward(token_ids, positions)
         requests = context.requests
-        tokens, sampled = self.controller.sample(logits, requests)
+        tokens = self.controller.sample(logits, requests)
         leaving = self.finished(requests)
         if leaving or not context.continue_all(tokens):
             stays = torch.tensor([request not in leaving for request in requests], dtype=torch.uint8, device=tokens.device)
             # A partly computed prompt, in the last row, has no token yet.
             context.update_requests(stays, functional.pad(tokens, (0, len(requests) - len(tokens))))
         if self._reuse_prefixes:
-            for request, token in zip(requests, sampled, strict=False):
+            for request, token in zip(requests, self.controller.sampler.sampled(), strict=False):
                 if request not in leaving:
                     self._prefixes[request].sampled.append(token)
         for request in leaving:

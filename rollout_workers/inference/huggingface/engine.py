@@ -155,7 +155,7 @@ class HuggingFaceCore:
         logits = [self._decode()] if self._rows else []
         logits += self._compute_prompts()
         requests = [generation.id for generation in self._rows]
-        self._sampler.sample(torch.cat(logits), requests)
+        self._sampler.sample(torch.cat(logits), requests, version=self.version)
         self._queued_s.extend(generation.queued_s for generation in self._sampler.started)
         self._drop(self._sampler.finished(requests))
         self._busy_s += time.perf_counter() - start

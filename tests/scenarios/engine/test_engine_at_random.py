@@ -10,7 +10,7 @@ import pytest
 
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion
-from tests.support.engine_stage import ENDLESS, SHAPE, cache_of, engine, recomputed, weights
+from tests.support.engine_stage import ENDLESS, SCHEDULES_ASYNC, SHAPE, cache_of, engine, recomputed, weights
 
 REQUESTS = 40
 SWAPS = 3
@@ -32,12 +32,13 @@ class Request:
         )
 
 
+@pytest.mark.parametrize("is_async", [False, pytest.param(True, marks=SCHEDULES_ASYNC)], ids=["", "async"])
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
-async def test_every_token_is_what_its_weights_say(kv: str) -> None:
+async def test_every_token_is_what_its_weights_say(kv: str, is_async: bool) -> None:
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    changes = {"kv_on_swap": kv, "prompt_tokens_per_step": chance.choice([2, 7, 30, 4096])}
+    changes = {"kv_on_swap": kv, "prompt_tokens_per_step": chance.choice([2, 7, 30, 4096]), "async_scheduling": is_async}
     asked = list[Request]()
     tasks = list[asyncio.Task[Completion]]()
     async with engine(tokenizer=ENDLESS, worker=cache_of(blocks=chance.randint(11, 30)).model_copy(update=changes)) as running:

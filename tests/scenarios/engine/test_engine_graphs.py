@@ -1,4 +1,6 @@
-"""Engines that decode on the tensors of CUDA graphs (worker.cuda_graphs: always), which run uncaptured here."""
+"""Engines that decode on the tensors of CUDA graphs (worker.cuda_graphs: always), which run uncaptured here; also with the next
+step launched before the tokens of the last are read.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -10,16 +12,22 @@ import torch
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
+from async_rl.megatron.engine.async_scheduling import async_schedule_mode
 from async_rl.megatron.model import build_model
 from async_rl.models.shape import Experts
 from async_rl.protocols import GenerationArgs
 from async_rl.types import VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.engine_core import EngineCore
-from tests.support.engine_stage import CPU, ENDLESS, SHAPE, Gate, engine, prompts, recomputed, weights
+from tests.support.engine_stage import CPU, ENDLESS, SCHEDULES_ASYNC, SHAPE, Gate, engine, prompts, recomputed, weights
 from tests.support.full_parameters import gather_full
 
 WORKER = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8, max_running=6, cuda_graphs="always")
+WORKERS = pytest.mark.parametrize(
+    "worker",
+    [WORKER, pytest.param(WORKER.model_copy(update={"async_scheduling": True}), marks=SCHEDULES_ASYNC)],
+    ids=["", "async"],
+)
 
 
 def graph_steps(running: MegatronEngine) -> int:
@@ -29,9 +37,10 @@ def graph_steps(running: MegatronEngine) -> int:
     return core.graphs.replays
 
 
-async def test_generations_that_come_and_go_are_those_of_a_full_forward_pass() -> None:
+@WORKERS
+async def test_generations_that_come_and_go_are_those_of_a_full_forward_pass(worker: WorkerConfig) -> None:
     asked = prompts(14)
-    async with engine(worker=WORKER, tokenizer=ENDLESS) as running:
+    async with engine(worker=worker, tokenizer=ENDLESS) as running:
         await running.swap(0, weights(1))
         found = await asyncio.gather(
             *(running.generate(prompt, GenerationArgs(max_tokens=3 + 2 * place)) for place, prompt in enumerate(asked))
@@ -42,11 +51,11 @@ async def test_generations_that_come_and_go_are_those_of_a_full_forward_pass() -
         np.testing.assert_allclose(completion.logprobs, recomputed(weights(1), prompt, completion), atol=1e-4)
 
 
+@WORKERS
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
-async def test_weights_are_swapped_under_the_graphs(kv: str) -> None:
+async def test_weights_are_swapped_under_the_graphs(kv: str, worker: WorkerConfig) -> None:
     asked, gate = prompts(3, longest=12), Gate(after=6)
-    worker = WORKER.model_copy(update={"kv_on_swap": kv})
-    async with engine(worker=worker, tokenizer=gate) as running:
+    async with engine(worker=worker.model_copy(update={"kv_on_swap": kv}), tokenizer=gate) as running:
         await running.swap(0, weights(1))
         async with asyncio.TaskGroup() as tasks:
             generations = [tasks.create_task(running.generate(prompt, GenerationArgs(max_tokens=40))) for prompt in asked]
@@ -57,6 +66,7 @@ async def test_weights_are_swapped_under_the_graphs(kv: str) -> None:
             await swapping
         replayed = graph_steps(running)
     assert replayed > 30
+    by_new = list[float]()
     for prompt, task in zip(asked, generations, strict=True):
         completion = task.result()
         flip = completion.versions[0].stop
@@ -67,25 +77,39 @@ async def test_weights_are_swapped_under_the_graphs(kv: str) -> None:
             np.testing.assert_allclose(completion.logprobs[flip:], recomputed(weights(2), prompt, completion)[flip:], atol=1e-4)
         else:
             assert np.abs(completion.logprobs[flip:] - before[flip:]).max() > 0.1
+        by_new.append(abs(completion.logprobs[flip] - before[flip]))
+    assert max(by_new) > 1e-3, "the first token of a version has the logits of that version's weights"
 
 
 EXPERTS = Experts(number=6, per_token=2, ffn=40, layers=(1,), shared_ffn=16)
 
 
 @pytest.mark.parametrize("experts", [None, EXPERTS], ids=["dense", "experts"])
-async def test_steps_on_the_tensors_of_graphs_sample_what_megatrons_context_does(experts: Experts | None) -> None:
+@WORKERS
+async def test_steps_on_the_tensors_of_graphs_sample_what_megatrons_context_does(
+    experts: Experts | None, worker: WorkerConfig
+) -> None:
     shape = replace(SHAPE, experts=experts)
     parallel.initialize(device=CPU)
     full, asked, found = gather_full(build_model(shape, device=CPU, dtype=torch.float32, seed=1), shape), prompts(6), []
     assert full is not None
-    for worker in (WORKER, WORKER.model_copy(update={"cuda_graphs": "never"})):
-        async with engine(worker=worker, shape=shape, tokenizer=ENDLESS) as running:
+    for each in (worker, WORKER.model_copy(update={"cuda_graphs": "never"})):
+        async with engine(worker=each, shape=shape, tokenizer=ENDLESS) as running:
             await running.swap(0, full)
-            found.append(await asyncio.gather(*(running.generate(each, GenerationArgs(max_tokens=20)) for each in asked)))
-            assert worker is not WORKER or graph_steps(running) >= 14
+            found.append(
+                await asyncio.gather(*(running.generate(prompt, GenerationArgs(max_tokens=20, seed=1)) for prompt in asked))
+            )
+            assert each is not worker or graph_steps(running) >= 14
     for one, other in zip(*found, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)  # with other numbers of padded rows
+
+
+@pytest.mark.skipif(async_schedule_mode() is not None, reason="this version of megatron-core has async scheduling")
+async def test_async_scheduling_is_refused_where_megatron_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"worker\.async_scheduling needs megatron-core 0\.19, and 0\.1"):
+        async with engine(worker=WORKER.model_copy(update={"async_scheduling": True})):
+            raise AssertionError
 
 
 async def test_what_graphs_cannot_do_is_refused_in_a_sentence() -> None:

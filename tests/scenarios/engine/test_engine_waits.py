@@ -1,6 +1,7 @@
-"""In a step in which all generations decode, the host waits for the device once: for the sampled tokens."""
+"""In a step in which all generations decode, the host waits for the device once: for the sampled tokens. With asynchronous
+scheduling the device has the next step by then.
+"""
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -8,17 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.config.rollout import WorkerConfig
+from async_rl.megatron.engine.decode_graphs import DecodeGraphs
 from rollout_workers.inference.engine_core import EngineCore
 from rollout_workers.inference.generation import Generation, Sampling
+from rollout_workers.inference.sampling import Draw
+from rollout_workers.inference.torch_draws import Drawn
 from tests.support.device_reads import DeviceReads
-from tests.support.engine_stage import CPU, ENDLESS, MEGATRON_SCHEDULES, SHAPE, prompts, weights
+from tests.support.engine_stage import CPU, ENDLESS, MEGATRON_SCHEDULES, SCHEDULES_ASYNC, SHAPE, prompts, weights
 
 BLOCK = 8
 
 
-@pytest.fixture(params=["never", "always"])
+@pytest.fixture(params=["never", "always", pytest.param("async", marks=SCHEDULES_ASYNC)])
 def core(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
-    worker = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=BLOCK, max_running=8, cuda_graphs=request.param)
+    changed = (
+        {"cuda_graphs": "always", "async_scheduling": True} if request.param == "async" else {"cuda_graphs": request.param}
+    )
+    worker = WorkerConfig.model_validate({"kv_cache_gb": 0.01, "kv_block_tokens": BLOCK, "max_running": 8} | changed)
     made = EngineCore(
         shape=SHAPE, tokenizer=ENDLESS, worker=worker, device=CPU, dtype=torch.float32, seed=1, layer_spec="local"
     )
@@ -44,16 +51,48 @@ def on_device(core: EngineCore) -> Iterator[Tensor]:
     yield from model.parameters()
 
 
+def submit_some(core: EngineCore) -> list[Generation]:
+    sampling = Sampling(max_tokens=40, temperature=1.0, top_p=1.0, top_k=0, stop=(), stop_token_ids=(), seed=None)
+    submitted = [Generation(id=id, prompt=prompt, sampling=sampling, finish=print) for id, prompt in enumerate(prompts(5))]
+    for each in submitted:
+        core.submit(each)
+    return submitted
+
+
 def test_a_decode_step_reads_only_the_sampled_tokens(core: EngineCore) -> None:
-    numbers = itertools.count()
-    for prompt in prompts(5):
-        sampling = Sampling(max_tokens=40, temperature=1.0, top_p=1.0, top_k=0, stop=(), stop_token_ids=(), seed=None)
-        core.submit(Generation(id=next(numbers), prompt=prompt, sampling=sampling, finish=print))
-    core.step()
-    core.step()
+    submit_some(core)
+    for _ in range(3):
+        core.step()
     for _ in range(2 * BLOCK):  # every generation begins another block meanwhile
         with DeviceReads(on_device(core)) as reads:
             core.step()
         found = [place for place in reads.places if "torch_draws.py" not in place]
         assert not found
         assert len(reads.places) == 2, "tokens and log-probabilities; in Triton's draws they are one copy"
+
+
+@pytest.mark.parametrize("core", [pytest.param("async", marks=SCHEDULES_ASYNC)], indirect=True)
+def test_the_next_step_is_launched_before_tokens_are_read(core: EngineCore) -> None:
+    submitted = submit_some(core)
+    for _ in range(3):
+        core.step()
+    assert core.graphs is not None
+    for _ in range(10):
+        launched, known = core.graphs.replays, len(submitted[0].token_ids)
+        while_reading: list[int] = []
+        drawn, graphs = core._sampler._draw, core.graphs
+
+        def draw(logits: Tensor, drawn: Draw = drawn, graphs: DecodeGraphs = graphs, seen: list[int] = while_reading) -> Drawn:
+            found = drawn(logits)
+
+            def on_host() -> tuple[list[int], list[float]]:
+                seen.append(graphs.replays)
+                return found.on_host()
+
+            return Drawn(found.tokens, on_host)
+
+        core._sampler._draw = draw
+        core.step()
+        core._sampler._draw = drawn
+        assert while_reading == [launched + 1]
+        assert len(submitted[0].token_ids) == known + 1

@@ -45,7 +45,8 @@ def found(dtype: torch.dtype) -> dict[str, Any]:
     logits = (3 * torch.randn(len(generations), 2500, generator=generator)).to(dtype)
     logits[:, 2499] = 1000.0  # the padding of a vocabulary, which lies behind the tokens of a row
     draws = TritonDraws(generations, CPU, random.Random(3))
-    tokens, drawn, logprobs = draws.draw(logits[:, :2499])
+    made = draws.draw(logits[:, :2499])
+    tokens, (drawn, logprobs) = made.tokens, made.on_host()
     wanted = torch_logprobs(logits[:, :2499], generations)
     of_drawn = wanted.gather(1, tokens.long()[:, None])[:, 0]
     random_rows = torch.tensor([each.sampling.temperature > 0 for each in generations])
@@ -62,7 +63,7 @@ def counted() -> list[int]:
     from rollout_workers.inference.sampling_kernels import TritonDraws
 
     draws = TritonDraws([generation(temperature=TEMPERATURE) for _ in range(DRAWS)], CPU, random.Random(11))
-    tokens = [token for _ in range(REPEATS) for token in draws.draw(FEW.repeat(DRAWS, 1))[1]]
+    tokens = [token for _ in range(REPEATS) for token in draws.draw(FEW.repeat(DRAWS, 1)).on_host()[0]]
     return torch.tensor(tokens).bincount(minlength=len(FEW)).tolist()
 
 
@@ -73,7 +74,7 @@ def seeded() -> dict[str, Any]:
     def three(generations: list[Generation], row: int) -> list[int]:
         draws = TritonDraws(generations, CPU, random.Random(1))
         logits = torch.zeros(len(generations), 300)
-        return [draws.draw(logits)[1][row] for _ in range(3)]
+        return [draws.draw(logits).on_host()[0][row] for _ in range(3)]
 
     later = generation(seed=5)
     alone = three([generation(seed=5)], 0)

@@ -66,6 +66,8 @@ def test_what_is_no_engine_is_refused(tmp_path: Path, backend: str, sentence: st
             r"backend hf is one engine on one device, so engines \(1\) and tensor \(2\)",
         ),
         ({"backend": "hf", "cuda_graphs": "always"}, "cuda_graphs: always needs backend megatron"),
+        ({"backend": "hf", "async_scheduling": True}, "async_scheduling needs backend megatron and tensor 1"),
+        ({"tensor": 2, "async_scheduling": True}, "async_scheduling needs backend megatron and tensor 1"),
     ],
 )
 def test_a_configuration_says_so_first(tmp_path: Path, worker: dict[str, object], sentence: str) -> None:
