@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from async_rl.cli.buffer import find, listing
 from async_rl.cli.grammar import CommandLine, manual, read
 from async_rl.config import Config
-from async_rl.config.loading import load_named
+from async_rl.config.loading import load_unfetched
 from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import ConfigError, boundary
 from async_rl.supervision import signs_of_life
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 def _config(line: CommandLine) -> Config:
     """The configuration that a line names by its file, or by the Redis that the run's learner left it in."""
     if (address := line.text("address")) is None:
-        return load_named(line.config)
+        return load_unfetched(line.config)
     from buffer.joining import joined
 
     return joined(address, line.config).config

@@ -14,7 +14,7 @@ from async_rl.board.attached_code import refuse_foreign_code
 from async_rl.cli.buffer import find
 from async_rl.cli.env import section_of
 from async_rl.cli.grammar import read
-from async_rl.config.loading import load_named
+from async_rl.config.loading import load_unfetched
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.commands import command
 from async_rl.protocols import Agent
@@ -25,7 +25,7 @@ from rollout_workers.user_functions import awaited
 
 def main(words: Sequence[str]) -> None:
     line = read(*find(words))
-    section, config = section_of(line), load_named(line.config)
+    section, config = section_of(line), load_unfetched(line.config)
     refuse_foreign_code(section, config.environments, config.environments_from)
     if not line.has("unchecked"):
         agent = build_agent(section, config.run.seed)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from async_rl.cli import env, fleet, weights
 from async_rl.cli.grammar import CommandLine, Option, Verb, aligned, find_verb, unknown_verb
 from async_rl.cli.role_process import become, in_buffer
-from async_rl.config.loading import load_named
+from async_rl.config.loading import load_unfetched
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import command
 
@@ -42,7 +42,7 @@ def list_verbs(line: CommandLine) -> int:
 
 
 def limits(line: CommandLine) -> int:
-    become(command("buffer", ["limits", *line.words]), load_named(line.config))
+    become(command("buffer", ["limits", *line.words]), load_unfetched(line.config))
 
 
 def _verb(*, words: str, help: str, operands: str = "", options: tuple[Option, ...] = ()) -> Verb:

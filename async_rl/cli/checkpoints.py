@@ -18,7 +18,8 @@ from async_rl.checkpoints.manifest import (
     remove,
 )
 from async_rl.cli.grammar import CommandLine, Option, Verb
-from async_rl.cli.train import load_any
+from async_rl.cli.train import resolve_any
+from async_rl.config.loading import check_named
 from async_rl.errors import CheckpointError, ConfigError
 
 
@@ -61,10 +62,16 @@ def _found(line: CommandLine) -> list[Path]:
     words = line.verb.words
     if not line.operands and not line.config:
         raise ConfigError(f"{words} needs a folder, or a run: async-rl {words} runs/NAME")
-    folder = Path(line.operands[0]) if line.operands else load_any(line.config).run_folder
+    folder = Path(line.operands[0]) if line.operands else _run_folder(line)
     if found := found_in(folder):
         return found
     raise ConfigError(f"there is no checkpoint in {folder}")
+
+
+def _run_folder(line: CommandLine) -> Path:
+    config = resolve_any(line.config).config
+    check_named(config.run.name)
+    return config.run_folder
 
 
 def _listed(found: Sequence[Path], check: Callable[[Path, Manifest], None]) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from async_rl.cli.grammar import CommandLine, Option, Verb
 from async_rl.cli.role_process import become, in_buffer
-from async_rl.config.loading import load_named
+from async_rl.config.loading import load_unfetched
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import command
 
@@ -85,7 +85,7 @@ def _ask(
     address = line.text("address", HERE)
     if "://" in address:
         over_redis(line)
-    config = load_named(line.config)
+    config = load_unfetched(line.config)
     if (config.run_folder / "slurm").exists():  # the scripts of `launch slurm`
         print(on_slurm(config))
     elif (cluster := _ray_cluster(address, config.run.name)) is not None:

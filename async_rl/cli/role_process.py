@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from async_rl.cli.grammar import CommandLine
-from async_rl.config.loading import load_named
+from async_rl.config.loading import load_unfetched
 from async_rl.launch.commands import Role, command, environment
 
 if TYPE_CHECKING:
@@ -22,10 +22,11 @@ def become(command_line: list[str], config: AnyRun | None = None) -> NoReturn:
 
 
 def in_role(role: Role, *words: str) -> Callable[[CommandLine], int]:
-    """A verb's `run`: become the role, with `words` before those that were typed. The run must have a name."""
+    """A verb's `run`: become the role, with `words` before those that were typed. The run must have a name; its models are not
+    fetched."""
 
     def run(line: CommandLine) -> NoReturn:
-        become(command(role, [*words, *line.words]), load_named(line.config))
+        become(command(role, [*words, *line.words]), load_unfetched(line.config))
 
     return run
 
@@ -33,4 +34,4 @@ def in_role(role: Role, *words: str) -> Callable[[CommandLine], int]:
 def in_buffer(line: CommandLine) -> NoReturn:
     """A verb's `run`: the buffer's process does it."""
     words = line.verb.words.removeprefix("buffer ").split()
-    become(command("buffer", [*words, *line.words]), load_named(line.config))
+    become(command("buffer", [*words, *line.words]), load_unfetched(line.config))

@@ -10,7 +10,7 @@ from pathlib import Path
 from async_rl.checkpoints.trained_steps import first_timeline
 from async_rl.cli.grammar import CommandLine, Option, Verb
 from async_rl.config import Config
-from async_rl.config.loading import load_named
+from async_rl.config.loading import load_unfetched
 from async_rl.durable.best_effort import explain_write_error
 from async_rl.errors import ConfigError
 from async_rl.recording import Recording
@@ -23,7 +23,7 @@ SECONDS = 10.0
 
 
 def trace(line: CommandLine) -> int:
-    config = load_named(line.config)
+    config = load_unfetched(line.config)
     endpoint = line.text("otlp", "")
     if endpoint and line.has("out"):
         raise ConfigError("--otlp sends the window, --out writes it to a file: give one of them")

@@ -55,7 +55,12 @@ def load(args: Sequence[str]) -> Config:
 
 def load_named(args: Sequence[str]) -> Config:
     """Like `load`, but raises ConfigError if the run has no name, by which separately started processes find each other."""
-    config = load(args)
+    return fetched(load_unfetched(args))
+
+
+def load_unfetched(args: Sequence[str]) -> Config:
+    """Like `load_named`, but fetch nothing: for commands that need no model."""
+    config = load_with_origins(args).config
     check_named(config.run.name)
     return config
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,40 +71,62 @@ class Required(Pretrained):
 def fetched(section: ConfigT) -> ConfigT:
     """Fetch all models that a configuration names, and return it with their folders and commits, and with the commits of
     datasets, so that all processes of a run read the same rows. Raises ConfigError."""
-    return _fetched(section, (*_DESCRIPTION, *_WEIGHTS))
+    return _changed(section, partial(_fetch, files=(*_DESCRIPTION, *_WEIGHTS)))
 
 
 def described(section: ConfigT) -> ConfigT:
     """Fetch the configuration and tokenizer of all models that a configuration names, and return it with their folders. Raises
     ConfigError."""
-    return _fetched(section, _DESCRIPTION)
+    return _changed(section, partial(_fetch, files=_DESCRIPTION))
 
 
-def _fetched(section: ConfigT, files: tuple[str, ...]) -> ConfigT:
-    changes, fetch = dict[str, object](), partial(_fetched, files=files)
+def left_to_fetch(section: ConfigT, *, even_given: bool = False) -> ConfigT:
+    """Return the configuration for other machines, which fetch there, by name and commit, what `fetched` has put into the Hub's
+    cache here. `even_given`: also models whose folder was given beside the name."""
+    return _changed(section, partial(_leave_to_fetch, even_given=even_given))
+
+
+def _changed(section: ConfigT, change: Callable[[BaseModel], Mapping[str, object]]) -> ConfigT:
+    """Return the section with the changes of itself and of all sections inside of it."""
+    changes, inside = dict[str, object](), partial(_changed, change=change)
     for key in type(section).model_fields:
         before: object = getattr(section, key)
         match before:
             case BaseModel():
-                after = fetch(before)
+                after = inside(before)
             case dict():
-                after = {name: fetch(each) if isinstance(each, BaseModel) else each for name, each in before.items()}  # pyright: ignore[reportUnknownVariableType]
+                after = {name: inside(each) if isinstance(each, BaseModel) else each for name, each in before.items()}  # pyright: ignore[reportUnknownVariableType]
             case tuple():
-                after = tuple(fetch(each) if isinstance(each, BaseModel) else each for each in before)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+                after = tuple(inside(each) if isinstance(each, BaseModel) else each for each in before)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             case _:
                 continue
         if after != before:
             changes[key] = after
-    if isinstance(section, Pretrained) and section.name and section.folder is None:
-        folder = hub_snapshot("model", section.name, section.revision, files, without=("*/*",))
-        changes |= {"folder": folder, "revision": folder.name}
-    if files == _DESCRIPTION:
-        return section.model_copy(update=changes) if changes else section
-    if isinstance(section, DatasetConfig) and section.is_on_hub:
-        changes["revision"] = section.commit()
-    if isinstance(section, EnvironmentConfig) and (args := _with_commits(section.type, section.args)) != section.args:
-        changes["args"] = args
+    changes |= change(section)
     return section.model_copy(update=changes) if changes else section
+
+
+def _fetch(section: BaseModel, files: tuple[str, ...]) -> Mapping[str, object]:
+    match section:
+        case Pretrained(name=str(name), folder=None) if name:
+            folder = hub_snapshot("model", name, section.revision, files, without=("*/*",))
+            return {"folder": folder, "revision": folder.name}
+        case DatasetConfig() if files != _DESCRIPTION and section.is_on_hub:
+            return {"revision": section.commit()}
+        case EnvironmentConfig() if files != _DESCRIPTION:
+            args = _with_commits(section.type, section.args)
+            return {"args": args} if args != section.args else {}
+        case _:
+            return {}
+
+
+def _leave_to_fetch(section: BaseModel, *, even_given: bool) -> Mapping[str, object]:
+    match section:
+        case Pretrained(name=str(name), folder=Path() as folder) if name:
+            is_cached = folder.parts[-3:] == (f"models--{name.replace('/', '--')}", "snapshots", section.revision)
+            return {"folder": None} if is_cached or even_given else {}
+        case _:
+            return {}
 
 
 def _with_commits(kind: str, args: Mapping[str, Any]) -> dict[str, Any]:

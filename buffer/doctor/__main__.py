@@ -12,7 +12,7 @@ from async_rl.board.machines import own_machine
 from async_rl.cli.doctor import DOCTOR
 from async_rl.cli.grammar import CommandLine, read
 from async_rl.config import Config
-from async_rl.config.loading import load
+from async_rl.config.loading import load_with_origins
 from async_rl.doctor.disk import gather_disk, judge_disk
 from async_rl.doctor.gpu import gather_gpu, judge_gpu
 from async_rl.doctor.network import gather_network, judge_network
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 def _config(line: CommandLine) -> Config | None:
     if (address := line.text("join")) is not None:
         return joined(address, line.config).config
-    return load(line.config) if line.config else None
+    return load_with_origins(line.config).config if line.config else None
 
 
 def _verdicts(config: Config | None, environ: Mapping[str, str], *, only_worker: bool) -> Iterator[Verdict]:

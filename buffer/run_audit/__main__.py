@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from async_rl.cli.audit import AUDIT
 from async_rl.cli.grammar import read
-from async_rl.config.loading import load_named
+from async_rl.config.loading import load_unfetched
 from async_rl.errors import BufferUnreachable, boundary
 from buffer.run_audit.evidence import gather
 from buffer.run_audit.page import show, show_json
@@ -17,7 +17,7 @@ from buffer.run_audit.rules import judge
 
 def main(arguments: Sequence[str]) -> int:
     line = read(AUDIT, arguments)
-    evidence = asyncio.run(gather(load_named(line.config), files_only=line.has("files-only"), every_byte=line.has("bytes")))
+    evidence = asyncio.run(gather(load_unfetched(line.config), files_only=line.has("files-only"), every_byte=line.has("bytes")))
     verdict = judge(evidence)
     (show_json if line.has("json") else show)(evidence, verdict)
     if verdict.findings:

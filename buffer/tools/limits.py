@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from async_rl.cli.grammar import CommandLine, nearest
 from async_rl.config import Config
-from async_rl.config.loading import load
+from async_rl.config.loading import load_with_origins
 from async_rl.errors import ConfigError
 from async_rl.replay_protocol import Limits
 from buffer.tools.open_run import OpenRun
@@ -44,9 +44,9 @@ def _changes(line: CommandLine, in_force: Limits | None) -> Mapping[str, int | f
     # Checked together with the limits in force, because some values are only wrong in combination.
     present = {} if in_force is None else {key: _text(in_force, field) for key, field in KEYS.items()}
     words = [word for key, text in (present | wanted).items() for word in (f"--{key}", text)]
-    changed = load([*line.config, *words])
+    changed = load_with_origins([*line.config, *words]).config
     if "staleness.pace" in wanted and changed.staleness.pace == "auto":
-        if (configured := load(line.config).staleness.pace) != "auto":
+        if (configured := load_with_origins(line.config).config.staleness.pace) != "auto":
             raise ConfigError(f"the learner of this run does not find a pace: its staleness.pace is {configured}")
         return {KEYS[key]: getattr(changed.limits, KEYS[key]) for key in wanted} | {"pace": "auto"}
     return {KEYS[key]: getattr(changed.limits, KEYS[key]) for key in wanted}

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from async_rl.config import Config
+from async_rl.config.pretrained import described
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -34,7 +35,7 @@ class Token:
 def tokenizer_of(config: Config) -> Tokenizer | None:
     """Return the run's tokenizer; None if it cannot be opened here: then ids are shown."""
     try:
-        return open_tokenizer(config.tokenizer)
+        return open_tokenizer(described(config.tokenizer))
     except ConfigError:
         return None
 

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from async_rl.config import Config
 from async_rl.run_folders.folder import RunFolder
 from tests.support.run_history import check, lives, ranks_of_newest
 from tests.support.run_processes import Program, audit, finished, program, read_config, write_config
+from tests.support.small_hub import COMMIT, small_hub
+from tests.support.small_models import write_folder
 from tests.support.waiting import until
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # on loopback only; read when Ray is imported
@@ -213,6 +216,28 @@ def test_a_learner_goes_on_with_the_machine_that_is_left_and_takes_the_next_one_
 def hosts_of_learner(path: Path, made: Cluster) -> int:
     (row,) = [line for line in ask(path, made, "ls").splitlines() if line.startswith("learner")]
     return row.count("127.0.0.1")
+
+
+def test_each_machine_fetches_the_model_that_the_run_names(tmp_path: Path) -> None:
+    path, config = fleet_run(tmp_path)
+    content = yaml.safe_load(path.read_text())
+    del content["tokenizer"]
+    tasks = {"type": "even_digits", "args": {"max_tokens": 8, "prompt_digits": 3}}
+    content |= {"model": {"name": "tests/tiny"}, "environments": [tasks], "learner": {"steps": 2}}
+    path.write_text(yaml.safe_dump(content))
+    with small_hub({"tests/tiny": write_folder(tmp_path / "model")}) as endpoint, cluster({}) as (made, _):
+
+        def hub(machine: str) -> dict[str, str]:
+            return {"HF_HOME": str(tmp_path / machine), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+        for role in ("learner", "worker"):
+            made.add_node(num_cpus=4, resources={role: 1}, env_vars=hub(role))
+        words = ("launch", "ray", "@", path, "--workers", 1, "--address", made.address)
+        with program(tmp_path, *words, environment={**os.environ, **hub("launching")}, warm=False) as command:
+            assert command.exit_code() == 0, command.output
+    assert steps_of(config) == 2
+    for machine in ("launching", "learner", "worker"):
+        assert [*tmp_path.glob(f"{machine}/hub/models--tests--tiny/snapshots/{COMMIT}/*.safetensors")], machine
 
 
 def test_a_worker_that_cannot_start_is_tried_again_later_and_the_last_one_ends_the_fleet(tmp_path: Path) -> None:

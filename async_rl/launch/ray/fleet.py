@@ -15,6 +15,7 @@ import structlog
 
 from async_rl.config import Config
 from async_rl.config.loading import to_yaml
+from async_rl.config.pretrained import left_to_fetch
 from async_rl.errors import ConfigError
 from async_rl.launch import fleet_plan as plan
 from async_rl.launch.learner_nodes import LearnerNodes, learner_sizes
@@ -77,7 +78,7 @@ class Fleet:
         self._config, self._cluster, self._desk = config, cluster, desk
         machines = cluster.addresses()
         self._settings = FleetSettings(
-            config_yaml=to_yaml(config.seen_from_anywhere()),
+            config_yaml=to_yaml(left_to_fetch(config).seen_from_anywhere()),
             secrets={name: inherited[name] for name in SECRETS if name in inherited},
             is_on_several_machines=len(machines) > 1,
             policy=config.supervision.policy,

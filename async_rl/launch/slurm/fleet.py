@@ -13,6 +13,7 @@ from pathlib import Path
 
 from async_rl.config import Config
 from async_rl.config.exposure import is_loopback
+from async_rl.config.pretrained import left_to_fetch
 from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import ConfigError
 from async_rl.launch.local import prepare_folder
@@ -57,7 +58,7 @@ def launch(config: Config, *, is_dry: bool) -> list[Submitted]:
         )
     if is_held(config.run_folder / LOCK):
         raise ConfigError(f"run {config.run.name!r} is already running in {config.run_folder}; stop it first")
-    prepare_folder(config)
+    prepare_folder(left_to_fetch(config))
     paths = write_scripts(config, has_gpus=_has_gpus(config, is_dry=is_dry))
     return [Submitted(script=path, jobs=[] if is_dry else _submit(config, kind, path)) for kind, path in paths.items()]
 

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, TypeVar, cast, get_args
 
 from async_rl.config import Config
+from async_rl.config.pretrained import described
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.recording import (
@@ -228,8 +229,8 @@ class RolloutBrowser:
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
         try:
-            return open_tokenizer(self._config.tokenizer) if self._config is not None else None
-        except ConfigError:  # its folder is not on this machine: ids are shown
+            return open_tokenizer(described(self._config.tokenizer)) if self._config is not None else None
+        except ConfigError:  # it is not on this machine and cannot be fetched: ids are shown
             return None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,6 +17,9 @@ from async_rl.config.loading import load_file
 from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import ConfigError
 from async_rl.models.hf_config import read_shape
+from buffer.server.embedded.programs import find_binary
+from tests.support.private_server import private_server
+from tests.support.recorded_run import record_run
 from tests.support.repository import ROOT, module_environment
 from tests.support.run_history import last_step
 from tests.support.run_processes import finished
@@ -41,7 +46,7 @@ def environment(home: Path, endpoint: str) -> dict[str, str]:
     )
 
 
-def run_file(folder: Path, name: str, model: Mapping[str, object]) -> Path:
+def run_file(folder: Path, name: str, model: Mapping[str, object], **sections: Mapping[str, object]) -> Path:
     path = folder / f"{name}.yaml"
     settings = {
         "run": {"name": name, "folder": str(folder / "runs")},
@@ -52,6 +57,7 @@ def run_file(folder: Path, name: str, model: Mapping[str, object]) -> Path:
         "learner": {"steps": 2},
         "worker": {"processes": 1, "kv_cache_gb": 0.25},
         "device": "cpu",
+        **sections,
     }
     path.write_text(yaml.safe_dump(settings))
     return path
@@ -87,10 +93,98 @@ def test_a_model_in_the_hub_and_its_folder_are_the_same_to_a_fleet(tmp_path: Pat
 
 
 def read_facts(path: Path, environment: Mapping[str, str]) -> str:
-    code = f"from async_rl.config.loading import load; print(load(['@', {str(path)!r}]).fleet_facts)"
+    return python(f"from async_rl.config.loading import load; print(load(['@', {str(path)!r}]).fleet_facts)", environment)
+
+
+def python(code: str, environment: Mapping[str, str]) -> str:
+    """What a process prints: the library reads its environment when it is imported."""
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     ).stdout
+
+
+MODELS_OF_A_MACHINE = """
+import json, sys
+from async_rl.config.loading import load
+
+config = load(["@", {path!r}])
+models = (config.model, config.tokenizer, config.learner.reference, config.learner.teacher, config.policies["judge"])
+print(json.dumps([str(model.folder) for model in models]))
+"""
+
+
+def test_another_machine_of_a_fleet_fetches_what_the_launching_one_has(tmp_path: Path, folder: Path) -> None:
+    named, given = {"name": NAME}, {"name": NAME, "folder": str(folder)}
+    others = {"learner": {"reference": named, "teacher": given}, "policies": {"judge": {"type": "hf", **named}}}
+    with small_hub({NAME: folder}) as endpoint:
+        path = run_file(tmp_path, "fleet", named, redis={"url": "redis://127.0.0.1:1"}, **others)
+        launched = finished(
+            tmp_path, "launch", "slurm", "@", path, "--dry-run", environment=environment(tmp_path / "launching", endpoint)
+        )
+        assert launched.returncode == 0, launched.stderr
+        written = tmp_path / "runs" / "fleet" / "config.yaml"
+        config = load_file(Config, written)
+        assert (config.model.name, config.model.revision, config.model.folder) == (NAME, COMMIT, None)
+        code = MODELS_OF_A_MACHINE.format(path=str(written))
+        found = json.loads(python(code, environment(tmp_path / "another", endpoint)))
+    cached = str(tmp_path / "another" / "hub" / "models--tests--tiny" / "snapshots" / COMMIT)
+    assert found == [cached, cached, cached, str(folder), cached], "a folder that was given is the same everywhere"
+    offline = finished(tmp_path, "worker", "@", written, environment=environment(tmp_path / "offline", UNREACHABLE))
+    assert offline.returncode == ConfigError.exit_code
+    assert (
+        f"run `hf download {NAME} --revision {COMMIT}` where there is a network and bring the cache (HF_HOME)" in offline.stderr
+    )
+
+
+VERBS = (
+    ("fleet", "ls"),
+    ("fleet", "drain", "worker-0"),
+    ("fleet", "stop"),
+    ("buffer", "stats"),
+    ("buffer", "limits", "staleness.max_age=1"),
+    ("env", "ls"),
+    ("env", "attach", "counting", "--unchecked"),
+    ("weights", "status"),
+    ("audit",),
+    ("trace",),
+    ("checkpoints", "ls"),
+    ("doctor",),
+)
+
+
+def test_commands_that_need_no_model_fetch_none(tmp_path: Path, folder: Path) -> None:
+    home, said = tmp_path / "cache", dict[str, Any]()
+    with small_hub({NAME: folder}) as endpoint, private_server(find_binary()) as url:
+        path = run_file(tmp_path, "asked", {"name": NAME}, redis={"url": url})
+        for verb in VERBS:
+            done = finished(tmp_path, *verb, "@", path, environment=environment(home, endpoint))
+            said[" ".join(verb)] = (done.returncode, done.stderr, [str(found) for found in home.rglob("*")])
+    assert not {verb: found for verb, (_, _, found) in said.items() if found}
+    assert {verb for verb, (code, _, _) in said.items() if code == 0} >= {"buffer stats", "env ls", "doctor"}, said
+
+
+TEXTS = """
+from pathlib import Path
+from async_rl.config.loading import load_unfetched
+from async_rl.recording import Recording
+from async_rl.view.recorded.rollouts import RolloutBrowser
+from buffer.tools.tokens import tokenizer_of
+
+config = load_unfetched(["@", {path!r}])
+shown = RolloutBrowser(Recording(config.run_folder), config).tokens("t000000007/1", 0, 0)
+print(tokenizer_of(config) is not None, shown["has_text"])
+"""
+
+
+def test_tokens_of_a_model_by_name_are_shown_as_text_without_its_weights(tmp_path: Path, folder: Path) -> None:
+    path, home = run_file(tmp_path, "shown", {"name": NAME}), tmp_path / "cache"
+    record_run(tmp_path / "runs" / "shown", 8)
+    code = TEXTS.format(path=str(path))
+    assert python(code, environment(home, UNREACHABLE)) == "False False\n"
+    with small_hub({NAME: folder}) as endpoint:
+        assert python(code, environment(home, endpoint)) == "True True\n"
+    assert [*home.rglob("tokenizer.json")]
+    assert not [*home.rglob("*.safetensors")]
 
 
 @pytest.mark.parametrize(
