@@ -4,14 +4,15 @@
                                            │ its own words (`@ FILE --KEY VALUE`) count more
                                            ▼ code and paths must be inside its own `environments_from`
 
-Everything that a machine has of its own, credentials above all, is not shared.
+Everything that a machine has of its own, credentials and `environments_from` above all, is not shared. A note that sets it all
+the same, as any holder of the learner's password can write it, is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
@@ -20,6 +21,7 @@ from async_rl.board.attached_code import foreign_code, foreign_file, strings
 from async_rl.board.inbox import BoardMessage
 from async_rl.config import Config
 from async_rl.config.loading import LoadedConfig, load_over
+from async_rl.config.pretrained import left_to_fetch
 from async_rl.config.tree import PROTOCOL
 from async_rl.errors import ConfigError, FleetMismatch
 from async_rl.protocols import Board
@@ -32,10 +34,10 @@ SHARED = (
     *("model", "tokenizer", "environments", "sampling", "staleness", "batch", "leases", "worker", "policies", "wire"),
     *("recording",),
 )
-"""Sections that workers take, besides the run's name and seed."""
+"""Sections that workers take, besides two keys of `run`."""
+SHARED_OF_RUN = {"name", "seed"}
 OWN_OF_GATEWAY = {"host", "port", "advertised_host"}
 """Where a worker listens is its own."""
-WITH_MODELS = ("model", "tokenizer", "policies")
 
 FROM_THE_RUN = "the run's configuration"
 """Origin of the values that were shared."""
@@ -54,29 +56,30 @@ async def share(board: Board, config: Config, *, fence: int) -> None:
 
 
 def shared(config: Config) -> SharedConfig:
-    tree = config.model_dump(mode="json", include={*SHARED, "run"})
-    tree["run"] = {key: tree["run"][key] for key in ("name", "seed")}
-    tree["worker"]["gateway"] = {key: value for key, value in tree["worker"]["gateway"].items() if key not in OWN_OF_GATEWAY}
-    for section in WITH_MODELS:
-        _fetch_there(tree[section])
+    tree = left_to_fetch(config, even_given=True).model_dump(
+        mode="json",
+        include={**dict.fromkeys(SHARED, True), "run": SHARED_OF_RUN},
+        exclude={"worker": {"gateway": OWN_OF_GATEWAY}},
+    )
     return SharedConfig(protocol=PROTOCOL, release=__version__, config=tree)
 
 
-def _fetch_there(section: Any) -> None:
-    """Leave out where this machine keeps models of the Hub."""
-    if not isinstance(section, dict):
-        return
-    described = cast("dict[str, Any]", section)
-    if described.get("name") and "revision" in described:
-        described["folder"] = None
-    for each in described.values():
-        _fetch_there(each)
+def _is_shared(key: str) -> bool:
+    """Whether a learner shares the setting of this dotted key."""
+    match key.split("."):
+        case ["run", name]:
+            return name in SHARED_OF_RUN
+        case ["worker", "gateway", name]:
+            return name not in OWN_OF_GATEWAY
+        case keys:
+            return keys[0] in SHARED
 
 
 def read_shared(note: bytes | None, run: str, words: Sequence[str]) -> LoadedConfig[Config]:
     """The configuration of a process that joins: the shared one, and over it its own words. Nothing is imported or fetched.
 
-    Raises ConfigError if the run has not shared one, FleetMismatch if it is of another protocol or unknown here.
+    Raises ConfigError if the run has not shared one, FleetMismatch if it is of another protocol, unknown here, or sets what no
+    learner shares.
     """
     if note is None:
         raise ConfigError(
@@ -93,12 +96,17 @@ def read_shared(note: bytes | None, run: str, words: Sequence[str]) -> LoadedCon
             f"{PROTOCOL}; install async_rl {found.release} here"
         )
     try:
-        load_over(Config, found.config, FROM_THE_RUN, ())
+        theirs = load_over(Config, found.config, FROM_THE_RUN, ())
     except ConfigError as error:
         raise FleetMismatch(
             f"the configuration of run {run!r} (async_rl {found.release}) does not fit this async_rl {__version__}: {error}"
         ) from error
-    return load_over(Config, found.config, FROM_THE_RUN, words)
+    if own := [key for key, origin in theirs.origins.items() if origin == FROM_THE_RUN and not _is_shared(key)]:
+        raise FleetMismatch(
+            f"the configuration of run {run!r} sets {own[0]}, which is this machine's own and which no learner shares; start "
+            "the learner again, which writes the configuration anew, and find out who else has its password"
+        )
+    return load_over(Config, found.config, FROM_THE_RUN, [*words, "--run.name", run])
 
 
 def refuse_foreign(loaded: LoadedConfig[Config]) -> Config:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from async_rl.config.located_yaml import DEFAULT, Branch, Items, Leaf, Node, Plain, dump, plain, read_file, read_value
+from async_rl.config.located_yaml import DEFAULT, Branch, Items, Leaf, Node, Plain, dump, located, plain, read_file, read_value
 from async_rl.config.pretrained import fetched
 from async_rl.config.problems import describe, numbers_meant_as_text
 from async_rl.errors import ConfigError
@@ -90,7 +90,7 @@ def resolve(model: type[ModelT], args: Sequence[str], *, example: str) -> Loaded
 
 def load_over(model: type[ModelT], below: Plain, origin: str, args: Sequence[str]) -> LoadedConfig[ModelT]:
     """Load a configuration whose values come from `below`, which is from `origin`, unless a command line gives others."""
-    base = read_value(dump(below), origin)
+    base = located(below, origin)
     assert isinstance(base, Branch)
     files, overrides = parse(args)
     tree = _tree(files, overrides, base)

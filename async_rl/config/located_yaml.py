@@ -81,6 +81,11 @@ def read_value(text: str, origin: str) -> Node:
         return Leaf(value=text, text=text, origin=origin)
 
 
+def located(value: Plain, origin: str) -> Node:
+    """Return a value as nodes that all have this origin. Raises ConfigError if it is nested too deeply."""
+    return _parse(dump(value), origin, lines=False)
+
+
 def dump(value: Plain) -> str:
     """Write YAML that `read_file` reads back to an equal value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -189,4 +189,8 @@ def test_a_worker_joins_nothing_that_it_was_not_made_for(nodes: Nodes) -> None:
         assert "install async_rl 9.9 here" in refused(FleetMismatch.exit_code)
         nodes.redis.set(SHARED, json.dumps({**shared, "config": {**shared["config"], "model": {"newer": 3}}}))
         assert "does not fit this async_rl" in refused(FleetMismatch.exit_code)
+        nodes.redis.set(SHARED, json.dumps({**shared, "config": {**shared["config"], "environments_from": ["/"]}}))
+        assert "sets environments_from, which is this machine's own" in refused(FleetMismatch.exit_code, without=permission)
+        doctor = finished(nodes.second, "doctor", *nodes.words(JOIN.line)[1:])
+        assert (doctor.returncode, "sets environments_from" in doctor.stderr) == (FleetMismatch.exit_code, True)
     assert not (nodes.second / "loaded").exists(), "no code of the run was loaded"

@@ -83,13 +83,61 @@ def test_code_and_files_need_the_leave_of_the_workers_own_operator(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").touch()
-    found = note(**sections, environments_from=[place, "/", "."])  # the run's own leave counts for nothing
+    found = note(**sections, environments_from=[place, "/", "."])  # the run's own leave is not sent
     with pytest.raises(ConfigError) as refused:
         join(found)
     assert "does not join run 'shapes'" in str(refused.value)
     assert f"{place}]' allows it" in str(refused.value)
     allowed = join(found, "--environments_from", f"[{place}]")
     assert allowed.environments_from == (place,)
+
+
+def written_by_hand(**sections: Any) -> bytes:
+    """A note with sections that no learner sends, over those that it does."""
+    sent = json.loads(note())
+    return json.dumps({**sent, "config": {**sent["config"], **sections}}).encode()
+
+
+EVERYTHING: dict[str, Any] = Config.model_validate(RUN).model_dump(mode="json")
+SENT: dict[str, Any] = json.loads(note())["config"]
+NOT_SENT: dict[str, Mapping[str, Any]] = {
+    **{key: {key: value} for key, value in EVERYTHING.items() if key not in SENT},
+    **{f"run.{key}": {"run": {key: value}} for key, value in EVERYTHING["run"].items() if key not in SENT["run"]},
+    **{
+        f"worker.gateway.{key}": {"worker": {"gateway": {key: value}}}
+        for key, value in EVERYTHING["worker"]["gateway"].items()
+        if key not in SENT["worker"]["gateway"]
+    },
+}
+"""Each setting of the machine's own, by key."""
+
+
+def test_every_setting_of_a_machines_own_is_known_as_such():
+    assert {
+        *("environments_from", "redis", "device", "metrics", "supervision", "launch", "run.folder"),
+        *("worker.gateway.host", "worker.gateway.port", "worker.gateway.advertised_host"),
+    } <= NOT_SENT.keys()
+
+
+@pytest.mark.parametrize("key", NOT_SENT)
+def test_a_note_that_sets_what_is_the_machines_own_is_refused(key: str):
+    found = written_by_hand(**NOT_SENT[key])
+    with pytest.raises(FleetMismatch, match=f"sets {key}.*, which is this machine's own"):
+        join(found)
+    with pytest.raises(FleetMismatch):  # `fleet --address` and `doctor --join` read no more than this
+        read_shared(found, "shapes", ("--environments_from", "[/]"))
+
+
+def test_a_note_cannot_give_itself_leave(tmp_path: Path):
+    code = tmp_path / "theirs.py"
+    code.write_text("raise AssertionError('it was imported')")
+    found = written_by_hand(environments_from=["/"], environments=[{"type": f"{code}:Any"}])
+    with pytest.raises(FleetMismatch, match="sets environments_from, which is this machine's own"):
+        join(found)
+
+
+def test_the_run_is_the_one_that_was_asked_for():
+    assert join(written_by_hand(run={"name": "another", "seed": 3})).run.name == "shapes"
 
 
 def test_a_path_of_the_machines_own_words_needs_no_leave():
@@ -107,6 +155,9 @@ def changed(**values: Any) -> bytes:
     return json.dumps({**json.loads(note()), **values}).encode()
 
 
+DEEP: Any = "value"
+for _ in range(120):
+    DEEP = [DEEP]
 REFUSED: list[tuple[bytes | None, Sequence[str], type[AsyncRLError], str]] = [
     (None, (), ConfigError, "run 'shapes' has no configuration in this Redis"),
     (b"{", (), FleetMismatch, "cannot be read here"),
@@ -117,11 +168,14 @@ REFUSED: list[tuple[bytes | None, Sequence[str], type[AsyncRLError], str]] = [
         f"speaks protocol {PROTOCOL + 1} (async_rl 9.9), and this async_rl {__version__} speaks {PROTOCOL}",
     ),
     (changed(config={"newer": 1}), (), FleetMismatch, f"does not fit this async_rl {__version__}"),
+    (changed(config={"environments": DEEP}), (), FleetMismatch, "values are nested deeper than"),
     (note(), ("--worker.groups_in_fligh", "4"), ConfigError, "groups_in_fligh"),
 ]
 
 
-@pytest.mark.parametrize(("found", "words", "error", "sentence"), REFUSED, ids=["none", "torn", "protocol", "unknown", "own"])
+@pytest.mark.parametrize(
+    ("found", "words", "error", "sentence"), REFUSED, ids=["none", "torn", "protocol", "unknown", "deep", "own"]
+)
 def test_what_cannot_be_used_is_refused(found: bytes | None, words: Sequence[str], error: type[AsyncRLError], sentence: str):
     with pytest.raises(error) as refused:
         join(found, *words)
