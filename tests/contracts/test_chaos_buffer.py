@@ -21,7 +21,8 @@ Line = dict[str, Any]
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a round with 40 kills."""
     folder = tmp_path_factory.mktemp("chaos") / "kept"
-    command = module_command("tests.chaos.run", "--kills", 40, "--seed", 1, "--keep", folder)
+    options = ("--round", 0, "--server", "valkey", "--report", folder.with_name("chaos.json"), "--keep", folder)
+    command = module_command("tests.chaos.run", "--kills", 40, "--seed", 1, *options)
     ended = subprocess.run(command, env=module_environment(), capture_output=True, text=True, timeout=500, check=False)
     print(ended.stdout, ended.stderr)  # pytest shows it when the round was not clean
     assert ended.returncode == 0
@@ -35,6 +36,8 @@ def test_forty_kills_lose_nothing_and_train_nothing_twice(killed: Path):
     assert any(death["how"] == "failpoint" for death in outcome["deaths"])
     assert json.loads((killed / "final.json").read_text())["state"]["spent"] != "0"
     assert auditor.main(killed) == 0
+    report = json.loads((killed.parents[1] / "chaos.json").read_text())
+    assert (report["kills"], sum(report["violations"].values())) == (outcome["kills"], 0)
 
 
 def _lose_a_group(steps: list[Line]) -> None:

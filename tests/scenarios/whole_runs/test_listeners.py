@@ -108,7 +108,9 @@ def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, war
             running = started.enter_context(program(folder, "run", "--view", "@", path, warm=warm))
             servers = (
                 started.enter_context(program(folder, "env", "serve", "counting", warm=warm)),
-                started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder), warm=warm)),
+                started.enter_context(
+                    program(folder, "reward", "serve", "@", trained_reward_model(folder), "--port", free_port(), warm=warm)
+                ),
             )
             view = view_of(running)
             for server in servers:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 
 from async_rl.config.loading import load
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -113,6 +117,15 @@ def test_cells_are_chosen_by_their_name_or_its_beginning(study: ModuleType, part
     assert study.selected([]) == parts.cells.CELLS
     with pytest.raises(ValueError, match=r"no cell matches 'even_digits/grpo/age3'; cells are named as in even_digits/"):
         study.selected(["even_digits/*", "even_digits/grpo/age3"])
+
+
+def test_the_cells_that_are_missing_are_listed(parts: SimpleNamespace, tmp_path: Path) -> None:
+    finished, *missing = (cell.name for cell in parts.cells.CELLS)
+    (tmp_path / "age.jsonl").write_text(json.dumps(line(finished, 64)) + "\n")
+    command = [sys.executable, ROOT / "benchmarks" / "age_study.py", "--list", "--data", tmp_path / "age.jsonl"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert listed.stdout.splitlines() == missing
 
 
 def test_every_kind_of_cell_is_a_valid_run_and_named_once(parts: SimpleNamespace, tmp_path: Path) -> None:

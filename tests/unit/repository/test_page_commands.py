@@ -57,8 +57,18 @@ def test_a_command_is_run_or_says_why_not(command: Command) -> None:
         file, _, name = command.mark.test.partition("::")
         source = (ROOT / file).read_text()
         assert not name or re.search(rf"^(?:async )?def {name}\(", source, flags=re.MULTILINE), f"{file} has no {name}"
-        for word in subject(command):
+        for word in [*subject(command), *([] if reads(source, command) else flags(command))]:
             assert re.search(rf"(?<![a-z]){word}(?![a-z])", source), f"{file} does not name {word!r}"
+
+
+def reads(source: str, command: Command) -> bool:
+    """Whether a test takes the command from its page."""
+    return "commands(" in source and command.place.partition(":")[0] in source
+
+
+def flags(command: Command) -> list[str]:
+    """Its options. Settings (`--run.name`) are none: tests write them into a file, too."""
+    return [word for word in command.words if word.startswith("--") and "." not in word]
 
 
 def subject(command: Command) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.page_commands import Command, commands
 from tests.support.repository import ROOT
 from tests.support.waiting import PATIENCE_S
 
@@ -44,10 +46,18 @@ def test_a_step_has_the_groups_of_the_time_between_pushes(benchmark: ModuleType)
 
 
 @pytest.mark.slow
-def test_a_small_fleet_is_measured(tmp_path: Path):
+@pytest.mark.parametrize("command", commands("docs/scale.md"), ids=lambda command: " ".join(command.words[2:]))
+def test_a_command_of_the_page_measures_a_small_fleet(command: Command, tmp_path: Path):
     result = tmp_path / "result.json"
-    command = [sys.executable, BENCHMARKS / "scale.py", "--workers=4", "--patterns=waiting", "--seconds=3", "--json", result]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    line = re.sub(r"(--workers|--model)( \d+)+", r"\1 20", " ".join(command.words[1:]))
+    line = re.sub(r"--stretch \d+", "--stretch 2", line)
+    shorter = [] if "--model" in line else ["--seconds", "3"]  # of its traffics one has groups after half a minute only
+    words = [sys.executable, *line.split(), *shorter, "--json", result]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE_S)
     assert run.returncode == 0, run.stderr
-    assert json.loads(result.read_text())["waiting_4_redis_us"] > 0
-    assert "reserve" in run.stdout
+    found = json.loads(result.read_text())
+    if "--patterns" not in line:
+        assert found["waiting_20_redis_us"] > 0
+        assert "reserve" in run.stdout
+    if "--model" in line:
+        assert {"redis_us_of_a_worker_second", "learner_us_of_a_push_to_a_worker"} <= found.keys()

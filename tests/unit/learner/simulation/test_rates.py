@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from learner.simulation.control_traffic import redis_share
 from learner.simulation.prediction import Machines, predict, smallest_fleet, steady
 from learner.simulation.rates import Rates, world_of
 from learner.simulation.recorded import RecordedRun, read_run
+from tests.support.page_commands import Command, commands
 from tests.support.rated_run import A_TOKEN_S, BESIDE_S, SIBLINGS, TOKENS, WAITED_S, record_rates
 from tests.support.repository import ROOT
 
@@ -104,6 +106,33 @@ def test_what_is_shared_fills_up(config: Config):
     assert redis_share(redis.full_at - 1, **traffic) < 1 <= redis_share(redis.full_at, **traffic)
     memory = next(each for each in resources(config, TRUE, machines, found) if each.name == "buffer memory")
     assert memory.used == pytest.approx(found.buffer_bytes / (config.redis.max_memory_mb * 2**20))
+
+
+@pytest.mark.parametrize("command", commands("docs/simulate.md"), ids=lambda command: " ".join(command.words[2:]))
+def test_a_command_of_the_page_answers(
+    command: Command,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "NAME").symlink_to(folder)
+    shutil.copy(folder / "config.yaml", tmp_path / "run.yaml")
+    monkeypatch.chdir(tmp_path)
+    _, verb, *words = command.words
+    assert verb == "simulate"
+    main(words)
+    said = capsys.readouterr().out
+    assert "what limits it first" in said
+    if "--workers" in words:
+        assert f"workers       {words[words.index('--workers') + 1]}\n" in said
+    if "--link-gb-s" in words:
+        place = words.index("--link-gb-s")
+        main([*words, "--json"])
+        main([*words[:place], *words[place + 2 :], "--json"])
+        linked, free = map(json.loads, capsys.readouterr().out.splitlines())
+        assert linked["push_s"] > free["push_s"]
 
 
 ASSUMED = [*QUICKSTART, "--train-s", "0.5", "--worker-tok-s", "800", "--answer-tokens", "12"]
