@@ -46,8 +46,9 @@ class _Line:
 class ChaosProxy:
     """`async with ChaosProxy("unix:///path", seed=1) as proxy`: the same server answers at `proxy.url`, in worse weather."""
 
-    def __init__(self, target: str, *, seed: int) -> None:
-        self._path = target.removeprefix("unix://")
+    def __init__(self, target: str, *, seed: int, listens: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        """`target`: unix:///PATH, or HOST:PORT."""
+        self._target, self._listens = target, listens
         self._random = random.Random(seed)
         self._lines: set[_Line] = set()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -55,8 +56,8 @@ class ChaosProxy:
         self.resets = 0
 
     async def __aenter__(self) -> Self:
-        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"redis://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+        self._listener = await asyncio.start_server(self._serve, *self._listens)
+        self.url = f"redis://{self._listens[0]}:{self._listener.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(
@@ -68,9 +69,11 @@ class ChaosProxy:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
 
-    def reset_all(self) -> None:
-        for line in list(self._lines):
+    def reset_all(self) -> int:
+        """Return how many connections there were."""
+        for line in (lines := list(self._lines)):
             self._reset(line)
+        return len(lines)
 
     def silence(self, *directions: Direction) -> None:
         """Nothing passes any more on the connections that are open now, and nobody is told. Later ones are sound."""
@@ -82,7 +85,7 @@ class ChaosProxy:
         assert serving is not None
         self._pumps.add(serving)
         try:
-            from_server, to_server = await asyncio.open_unix_connection(self._path)
+            from_server, to_server = await self._connected()
         except OSError:  # the server is gone for the moment
             self._pumps.discard(serving)
             to_client.transport.abort()
@@ -99,6 +102,12 @@ class ChaosProxy:
             self._lines.discard(line)
             self._pumps.discard(serving)
             line.reset()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._target.startswith("unix://"):
+            return await asyncio.open_unix_connection(self._target.removeprefix("unix://"))
+        host, _, port = self._target.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
 
     async def _pump(self, line: _Line, way: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # one of the ends is gone: so is the line

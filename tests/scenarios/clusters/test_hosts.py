@@ -1,8 +1,10 @@
-"""A run on five hosts: Redis with TLS, two ranks, two workers; hosts are cut off and come back."""
+"""A run on five hosts: Redis with TLS, two ranks, two workers. Hosts are cut off and come back; connections are reset."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,9 +14,11 @@ from typing import Any
 import pytest
 
 from async_rl.config import Config
+from async_rl.recording.reading import Recording
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.network_hosts import Host, hosts, missing
 from tests.support.private_server import binaries
+from tests.support.repository import ROOT, module_command
 from tests.support.run_history import check, last_step, lives
 from tests.support.run_processes import ASYNC_RL, read_config, write_config
 from tests.support.waiting import until
@@ -41,10 +45,13 @@ class HostProcess:
     def exit_code(self) -> int:
         return self._process.wait(EVENT_S)
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the program, the first process of its namespace."""
+    def signal(self, number: signal.Signals) -> None:
+        """Send it to the program, the first process of its namespace."""
         (inner,) = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        os.kill(int(inner), 15)
+        os.kill(int(inner), number)
+
+    def terminate(self) -> None:
+        self.signal(signal.SIGTERM)
 
     def until_says(self, text: str, times: int = 1) -> None:
         until(lambda: self.output.count(text) >= times, f"{text!r} is printed", while_alive=self, within_s=EVENT_S)
@@ -108,6 +115,13 @@ def config_of(folder: Path, *, wire: Mapping[str, Any], steps: int) -> tuple[Pat
     return path, read_config(path)
 
 
+def pushed(config: Config, how: str) -> set[str]:
+    """The hosts whose workers were pushed weights in this way, as the run's recording says."""
+    pushes = Recording(config.run_folder).events(kinds=["push"])
+    ways = [(member, way) for push in pushes for member, way in push.fields["how"].items()]
+    return {member.partition("-")[0] for member, way in ways if way.partition(",")[0] == how}
+
+
 def test_ranks_and_workers_on_hosts_of_their_own_train_while_one_is_cut_off(tmp_path: Path) -> None:
     trusted(tmp_path)
     with hosts("store", "lead", "second", "near", "far") as found, ExitStack() as started:
@@ -130,6 +144,7 @@ def test_ranks_and_workers_on_hosts_of_their_own_train_while_one_is_cut_off(tmp_
         for worker in (near, far):
             worker.until_says("first weights loaded")
             assert "from the learner's memory" not in worker.output  # over gloo, or pulled over HTTP
+        until(lambda: pushed(config, "gloo") >= {"near", "far"}, "pushes over gloo reach both", while_alive=ranks[0])
 
         found["far"].cut()
         ranks[0].until_says("left out of a weight push")
@@ -151,6 +166,43 @@ def test_ranks_and_workers_on_hosts_of_their_own_train_while_one_is_cut_off(tmp_
         (life,) = lives(config)
         check(config, steps=len(life.steps))
         audited = start("lead", "audit", "@", path)
+        assert audited.exit_code() == 0, audited.output
+
+
+@pytest.mark.parametrize("behind", ["worker", "learner"])
+def test_a_network_that_is_late_and_resets_connections_to_redis_costs_no_group(behind: str, tmp_path: Path) -> None:
+    trusted(tmp_path)
+    with hosts("store", "lead", "far") as found, ExitStack() as started:
+        path, config = config_of(tmp_path, wire={"host": found["lead"].address, "insecure": True}, steps=10_000)
+        started.enter_context(redis_with_tls(found["store"], tmp_path))
+        relayed = module_command("tests.support.network_relay", "0.0.0.0:6380", f"{found['store'].address}:6379")
+        relay = started.enter_context(on(found["store"], tmp_path, *relayed, PYTHONPATH=str(ROOT)))
+        relay.until_says("relays to")
+        urls = {role: "rediss://store:6380" if role == behind else "rediss://store:6379" for role in ("worker", "learner")}
+        learner, worker = (
+            started.enter_context(on(found[host], tmp_path, ASYNC_RL, role, "@", path, "--redis.url", urls[role]))
+            for host, role in (("lead", "learner"), ("far", "worker"))
+        )
+
+        def until_steps(more: int) -> None:
+            before = last_step(config)
+            until(lambda: last_step(config) >= before + more, f"{more} more steps", while_alive=learner, within_s=EVENT_S)
+
+        for times in range(1, 6):
+            until_steps(3)
+            relay.signal(signal.SIGUSR1)
+            relay.until_says("reset ", times)
+        until_steps(3)
+        assert sum(map(int, re.findall(r"reset (\d+) connections", relay.output))) > 0
+        until(lambda: pushed(config, "gloo") == {"far"}, "a push over gloo reaches the worker", while_alive=learner)
+
+        learner.terminate()
+        assert learner.exit_code() == 0, learner.output
+        worker.terminate()
+        assert worker.exit_code() == 0, worker.output
+        (life,) = lives(config)
+        check(config, steps=len(life.steps))
+        audited = started.enter_context(on(found["lead"], tmp_path, ASYNC_RL, "audit", "@", path))
         assert audited.exit_code() == 0, audited.output
 
 
