@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from async_rl.checkpoints.manifest import AdapterFacts, Layout
 from async_rl.config.learner import ExpertsConfig, OptimizerConfig, UpdatesConfig
 from async_rl.errors import ConfigError
-from async_rl.megatron import host, multi_tensor
+from async_rl.megatron import host, multi_tensor, weight_gradients
 from async_rl.megatron.compat import GPTModel, parallel_state
 from async_rl.megatron.experts.routing import RouterObserver
 from async_rl.megatron.lora import attach, base_alone
@@ -123,6 +123,7 @@ class TrainingModel:
             wrapped = [self._with_gradient_buffers(chunk, is_first=chunk is chunks[0]) for chunk in chunks]
             self._optimizer = get_megatron_optimizer(self._optimizer_config(optimizer, trained_dtype), list(wrapped))
         self.chunks = nn.ModuleList(wrapped)
+        weight_gradients.add_in_products(self.chunks)
         self._prepare_optimizers(offload=optimizer.offload)
         self.routers = self._observed_routers(router_losses) if shape.experts is not None else None
         """What the routers of a model with experts do in an update."""

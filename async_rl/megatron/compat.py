@@ -28,6 +28,8 @@ with host.importing():
     )
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.tensor_parallel import (
+        ColumnParallelLinear,
+        RowParallelLinear,
         copy_to_tensor_model_parallel_region,
         gather_from_sequence_parallel_region,
         gather_from_tensor_model_parallel_region,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from async_rl.errors import ConfigError
-from async_rl.megatron import host
+from async_rl.megatron import host, weight_gradients
 from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.attention.rope_scaling import scale_rope, set_attention_factor
 from async_rl.megatron.attention.rotary import join_rotary
@@ -28,6 +28,8 @@ from async_rl.megatron.layers.swiglu import fuses_swiglu
 from async_rl.megatron.parallel import ModelParallelSizes, context_group, current_parallel_sizes
 from async_rl.megatron.parameters.full_parameters import bare, initialize_parameters, padded_vocab
 from async_rl.models.shape import ModelShape
+
+weight_gradients.install()
 
 Recompute = Literal["none", "selective", "full"]
 FP8_MULTIPLE = 16
@@ -197,7 +199,7 @@ def transformer_config(
         overlap_p2p_comm=division.virtual_stages > 1,
         batch_p2p_comm=division.virtual_stages == 1,
         moe_token_dispatcher_type="alltoall",
-        # Its layers add to the gradient buffers of DistributedDataParallel; Megatron's own need an extension of Apex for that.
+        # Its layers add to the gradient buffers of DistributedDataParallel; Megatron's own do after `add_in_products`.
         gradient_accumulation_fusion=layer_spec == "transformer_engine" and device.type == "cuda",
         # Each of these needs a compiled extension, or torch's compiler. We rotate and activate at once ourselves.
         masked_softmax_fusion=False,

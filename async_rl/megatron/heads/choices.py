@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from async_rl.megatron.heads.chunked_logits import IMPOSSIBLE, LogitChunks, log_share, wide
+from async_rl.megatron.heads.chunked_logits import IMPOSSIBLE, LogitChunks, log_share
 from async_rl.megatron.parallel import all_reduced, tensor_group
+from async_rl.megatron.products import wide
 from async_rl.megatron.triton_kernels import has_kernels
 from async_rl.megatron.truncation import thresholds
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from async_rl.megatron.parallel import all_reduced, tensor_group
+from async_rl.megatron.products import add_product_, factor, product, wide
 
 IMPOSSIBLE = -1e30
 """The logit of an entry with probability 0. Finite, because 0 times infinity is not a number."""
@@ -36,7 +37,7 @@ class LogitChunks:
         self.columns = max(real, 1)
         """Entries of this rank without padding. A rank with padding alone has one entry, which is impossible."""
         self._is_padding, self._temperature = real < 1, temperature
-        self.hidden, self.weight = _factor(hidden), _factor(weight[: self.columns])
+        self.hidden, self.weight = factor(hidden), factor(weight[: self.columns])
         rows = bytes_at_once // (BUFFERS * self.columns * wide(hidden.dtype).itemsize)
         self.is_single = len(hidden) <= rows
         """Whether one chunk holds all tokens."""
@@ -122,26 +123,3 @@ class HeadGradients:
             return of_hidden, None
         weight.grad_added_to_main_grad = True
         return of_hidden, torch.empty_like(weight)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of logits: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices of `_factor`, at least in float32: half-precision numbers are not rounded again."""
-    return left @ right if left.dtype is wide(left.dtype) else torch.mm(left, right, out_dtype=torch.float32)
-
-
-def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product of two matrices of `_factor` to `total`, in the dtype of `total`."""
-    if left.dtype is total.dtype:
-        total.addmm_(left, right)
-    else:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-
-
-def _factor(matrix: Tensor) -> Tensor:
-    """What `product` takes: a CPU has no product of half-precision numbers with a float32 result."""
-    return matrix.to(wide(matrix.dtype)) if matrix.device.type == "cpu" else matrix

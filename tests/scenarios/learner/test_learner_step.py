@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from async_rl.megatron.model import forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import bare
+from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.parameters.full_parameters import bare, load_full
 from async_rl.types import Status
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective, load_objective, preset_names
 from learner.ranks.rank_group import RankGroup
 from tests.support.full_weights import weights_of
-from tests.support.learner_rank import OBJECTIVE, VOCABULARY, batch, config, shape, taken_groups
+from tests.support.learner_rank import CPU, OBJECTIVE, VOCABULARY, batch, config, shape, taken_groups
 from tests.support.ppo_stage import SHARED, learner_config
 
 REINFORCE = Objective.model_validate(
@@ -56,7 +56,9 @@ def test_the_gradient_is_that_of_the_written_formula(logits_gb: float, tied: boo
     groups = taken_groups(1)
     loss, found = gradients(rank_group, pack_batch(groups, objective=REINFORCE, capacity=40))
 
-    gpt, total, rollouts = bare(rank_group.model.chunks[0]), torch.zeros(()), 0
+    # not the model that was trained, whose gradients go to its buffers
+    gpt, total, rollouts = build_model(shape(under), device=CPU, dtype=torch.float32, seed=None), torch.zeros(()), 0
+    load_full(gpt, shape(under), weights_of(rank_group))
     for taken in groups:
         mean = np.mean([rollout.reward for rollout in taken.group.rollouts])
         for rollout in taken.group.rollouts:
