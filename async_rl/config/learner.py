@@ -178,6 +178,9 @@ class UpdatesConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
     """Compute precision. `auto`: bfloat16 on CUDA, float32 on a CPU. `fp8` needs model.layer_spec: transformer_engine."""
+    kernels: Literal["auto", "torch"] = "auto"
+    """Kernels of norms, heads, SwiGLU and logits. `auto`: Triton on GPUs, torch on a CPU. `torch` on a GPU is slower and takes
+    more memory; it trains on a device where a Triton kernel fails (docs/learner.md)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activation recomputation: `selective` recomputes each layer's MLP in the backward pass, `full` whole layers."""
     logits_gb: PositiveFloat = 2.0

@@ -11,10 +11,12 @@ What a layer keeps for its backward pass, in numbers per token (q = heads x head
                         q (output, linear_proj's input)          2q (output by sequence, and packed)
                         heads in float32 (log-sums)
     norms of q and k    q (copy of the queries), if they are     2q + 2k in float32
-                        not plain ones of each head
+                        not plain ones of each head, or with
+                        learner.kernels: torch
     a norm, linear_fc1  hidden + hidden, as above
     MLP                 2 ffn (linear_fc1's output)              and ffn (silu of the gate), ffn (the other half), which
-                        ffn (product of its halves)              is so on a GPU too if the activation is not SwiGLU
+                        ffn (product of its halves)              is so on a GPU too if the activation is not SwiGLU, or with
+                                                                 learner.kernels: torch
     expert's MLP        the same and ffn (the weighted product), and hidden (input), for each expert of a token
 
 All layers share the cosines and sines of a row, 2 head_dim. With context parallelism a rank keeps copies of all keys and values
@@ -46,6 +48,11 @@ class Compute:
     tokens: int
     """Tokens of a packed row."""
     on_cpu: bool
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether Triton's kernels are in use, which keep less for the backward pass."""
+        return not self.on_cpu and self.learner.kernels == "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +162,8 @@ def _attention(shape: ModelShape, compute: Compute) -> float:
     queries, keys = (heads * shape.head_dim / parallel.tensor for heads in (shape.heads, shape.kv_heads))
     mixed = element * (queries + 2 * keys)
     always = element * 2 * queries + FLOAT * shape.heads / parallel.tensor
-    # on a GPU one kernel norms and rotates heads, unless the norm is of another kind
-    has_norms_apart = shape.qk_norm and (compute.on_cpu or shape.qk_norm_over != "head" or shape.centered_norms)
+    # one kernel norms and rotates heads, unless the norm is of another kind
+    has_norms_apart = shape.qk_norm and (not compute.has_kernels or shape.qk_norm_over != "head" or shape.centered_norms)
     copied = element * queries if has_norms_apart else 0.0
     if parallel.context > 1:
         always += element * (4 * shape.head_dim + queries + 2 * keys * parallel.context)
@@ -174,7 +181,7 @@ def _attention(shape: ModelShape, compute: Compute) -> float:
 def _mlp(shape: ModelShape, number: int, compute: Compute) -> tuple[float, float]:
     """Return the bytes per token that the MLP keeps besides its input, and its width."""
     experts, element, tensor = shape.experts, compute.element, compute.learner.parallel.tensor
-    kept = 3 if shape.activation == "silu" and not compute.on_cpu else 5
+    kept = 3 if shape.activation == "silu" and compute.has_kernels else 5
     if experts is None or number not in experts.layers:
         return element * kept * shape.ffn / tensor, shape.ffn / tensor
     # sequence parallelism gives every tensor rank its own tokens; the ranks of a stage exchange equal numbers of them

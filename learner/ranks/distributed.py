@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from async_rl.config.training import AnyRun
-from async_rl.megatron import parallel
+from async_rl.megatron import parallel, triton_kernels
 
 
 def init_distributed(run: AnyRun, rendezvous: parallel.Rendezvous | None = None) -> torch.device:
@@ -17,6 +17,7 @@ def init_distributed(run: AnyRun, rendezvous: parallel.Rendezvous | None = None)
     torch.manual_seed(run.run.seed)  # torch's default seed differs between processes
     if run.learner.deterministic:
         torch.use_deterministic_algorithms(True)
+    triton_kernels.choose(run.learner.kernels)
     sizes = run.learner.parallel
     parallel.initialize(
         device=device,

@@ -23,7 +23,7 @@ class FusedSwiglu(nn.Module):
         super().__init__()
 
     def forward(self, given: Tensor) -> Tensor:
-        if given.is_cuda:
+        if has_kernels(given.device):
             from async_rl.megatron.layers.swiglu_kernels import Swiglu
 
             return Swiglu.apply(given)  # pyright: ignore[reportReturnType]
