@@ -10,10 +10,11 @@ from math import prod
 from async_rl.config import Config
 from async_rl.config.learner import OptimizerConfig, OwnCritic, SharedCritic
 from async_rl.config.training import AnyRun, TrainingConfig
+from async_rl.megatron.parameters.adapters import trained_rows
 from async_rl.megatron.parameters.table import VALUE_HEAD, table
 from async_rl.models.shape import ModelShape
 from async_rl.plan.activations import BUFFERS, FLOAT, Activations, Compute, activations
-from async_rl.plan.parameters import held_by_stages
+from async_rl.plan.parameters import MOMENTS, held_by_stages
 from async_rl.plan.worker import EngineMemory, engine_memory
 
 BFLOAT16 = 2
@@ -46,7 +47,7 @@ class MemoryPlan:
     engine: EngineMemory | None
     """What the parts of a worker were made from; None: there is none."""
     host: tuple[Part, ...]
-    """In the memory of the machines: the buffer, and the weights of one push."""
+    """In the memory of all machines: the buffer, the weights of one push, and what the learner's ranks keep there."""
     learner_gpus: int
     """GPUs of the learner, one for each rank."""
     worker_gpus: int
@@ -79,18 +80,16 @@ def memory_plan(
     `teacher`: of frozen models beside the policy; None: the run has none.
     """
     worker, learner = config.worker, config.learner
+    trained = _trained(config, shape, critic if critic is not None else shape)
     if learner.lora is not None and not learner.reference.is_given and not isinstance(learner.critic, SharedCritic):
         reference = None  # the base of the adapters
     return MemoryPlan(
         learner=_learner(
-            config,
-            row_tokens(config, shape),
-            _trained(config, shape, critic if critic is not None else shape),
-            [each for each in (reference, teacher) if each is not None],
+            config, row_tokens(config, shape), trained, [each for each in (reference, teacher) if each is not None]
         ),
         worker=_worker(config, _engine(config, shape)),
         engine=_engine(config, shape),
-        host=_host(config, shape),
+        host=_host(config, shape, trained),
         learner_gpus=config.learner.parallel.ranks,
         worker_gpus=worker.engines * worker.tensor,
         workers=worker.processes,
@@ -113,7 +112,7 @@ def training_plan(
         learner=parts,
         worker=(),
         engine=None,
-        host=(),
+        host=_host(config, shape, trained),
         learner_gpus=ranks,
         worker_gpus=0,
         workers=0,
@@ -217,9 +216,18 @@ def _concurrent(config: Config) -> int:
 # -- the host --------------------------------------------------------------------------------------------------------------
 
 
-def _host(config: Config, shape: ModelShape) -> tuple[Part, ...]:
-    buffer = config.buffer_mb(_sequence_tokens(config, shape)) * 2**20
-    return _parts({"buffer": round(buffer), PUSHED: _push_bytes(config, shape)})
+def _host(config: AnyRun, shape: ModelShape, trained: Trained) -> tuple[Part, ...]:
+    learner, parts = config.learner, Counter[str]()
+    if isinstance(config, Config):
+        parts["buffer"] = round(config.buffer_mb(_sequence_tokens(config, shape)) * 2**20)
+        parts[PUSHED] = _push_bytes(config, shape)
+    for owner, (model, optimizer) in trained.items():
+        lora = learner.lora if owner == POLICY else None
+        if optimizer.offload:
+            of_stages = sum(held.optimized + held.optimized_adapters for held in held_by_stages(model, learner.parallel, lora))
+            parts["optimizer's moments"] += round(MOMENTS * of_stages * learner.parallel.ranks / learner.parallel.pipeline)
+        parts["checkpoint"] += (FLOAT + MOMENTS) * sum(prod(row.shape) for row in trained_rows(model, lora))
+    return _parts(parts)
 
 
 def _push_bytes(config: Config, shape: ModelShape) -> int:

@@ -29,6 +29,7 @@ from async_rl.supervision import working
 from async_rl.transport.wire.gloo import closed_listeners
 from learner.collectives import gather_bytes
 from learner.lost_peers import naming_lost_peers
+from learner.pinned_memory import PinnedMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,8 @@ class CheckpointWriter:
             self._group: Any = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: Future[Written] | None = None
-        self._pinned: dict[str, Tensor] = {}
-        """Pinned host memory for copies from a GPU. Allocating it is slow, so it is kept."""
+        self._pinned = PinnedMemory()
+        """For copies from a GPU."""
 
     def begin(self, draft: Draft, tensors: Mapping[str, Tensor], complete: Complete) -> Future[Written]:
         """Copy the tensors and write them in the background; then training may continue. Waits for the previous checkpoint."""
@@ -73,9 +74,7 @@ class CheckpointWriter:
     def _host_copy(self, name: str, like: Tensor) -> Tensor:
         if not like.is_cuda:
             return torch.empty_like(like)
-        if name not in self._pinned:
-            self._pinned[name] = torch.empty_like(like, device="cpu", pin_memory=True)
-        return self._pinned[name]
+        return self._pinned.home(name, like)
 
     def _write(self, draft: Draft, tensors: Mapping[str, Tensor], complete: Complete, since: float) -> Written:
         rank = dist.get_rank()

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from async_rl.megatron import host
 from async_rl.plan.parameters import CHUNK
+from learner.pinned_memory import PinnedMemory
 
 Group = dict[str, Any]
 
@@ -36,8 +36,7 @@ class HostMoments:
         self._device, self._chunk_bytes = device, chunk_bytes
         self._copies = torch.cuda.Stream(device)
         self._update: Callable[[], object] = optimizer.step
-        self._homes: dict[tuple[Tensor, str], Tensor] = {}
-        """Pinned memory of each moment. Allocating it is slow, so it is kept."""
+        self._memory = PinnedMemory()
         self._optimizer.step = self._step  # Megatron calls it
 
     def _step(self) -> None:
@@ -96,15 +95,9 @@ class HostMoments:
             for _, parameter in chunk.parameters:
                 state = self._optimizer.state[parameter]
                 for kind, each in [*_moments(state)]:
-                    state[kind] = self._home(parameter, kind, each).copy_(each, non_blocking=True)
+                    state[kind] = self._memory.home((parameter, kind), each).copy_(each, non_blocking=True)
                     if each.is_cuda:  # the first update makes moments on the compute stream
                         each.record_stream(self._copies)
-
-    def _home(self, parameter: Tensor, kind: str, like: Tensor) -> Tensor:
-        if (parameter, kind) not in self._homes:
-            pinned = torch.empty(like.shape, dtype=like.dtype, device=host.HOST, pin_memory=like.is_cuda)
-            self._homes[parameter, kind] = pinned
-        return self._homes[parameter, kind]
 
     def _states(self, chunk: _Chunk) -> Iterator[dict[str, Any]]:
         for _, parameter in chunk.parameters:

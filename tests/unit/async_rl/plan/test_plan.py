@@ -10,12 +10,13 @@ import pytest
 
 from async_rl.config import Config
 from async_rl.config.learner import LoraConfig, ParallelConfig
+from async_rl.config.training import METHODS, TrainingConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron.parameters.adapters import trained_rows
 from async_rl.megatron.parameters.table import table
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.plan.gpus import Gpus, placed, problems
-from async_rl.plan.memory import memory_plan, total
+from async_rl.plan.memory import memory_plan, total, training_plan
 from async_rl.plan.parameters import CHUNK, held_by_stages, trained_bytes
 
 SHAPE = ModelShape(
@@ -90,6 +91,48 @@ def test_offloaded_moments_come_in_chunks() -> None:
     assert held.update_bytes(offload=True) == 2 * CHUNK
     (large,) = held_by_stages(SHAPE, ParallelConfig())
     assert large.update_bytes(offload=True) == CHUNK + 8 * SHAPE.vocab_size * SHAPE.hidden
+
+
+def test_what_learner_ranks_keep_on_the_host_is_planned() -> None:
+    numbers = sum(prod(row.shape) for row in table(SHAPE))
+
+    def host(run: Config | TrainingConfig) -> dict[str, int]:
+        plan = memory_plan(run, SHAPE) if isinstance(run, Config) else training_plan(run, SHAPE)
+        return {part.name: part.bytes for part in plan.host}
+
+    resident, offloaded, divided = (
+        host(config(learner={"optimizer": {"offload": each}, "parallel": {"processes": ranks}}))
+        for each, ranks in ((False, 1), (True, 1), (True, 4))
+    )
+    assert "optimizer's moments" not in resident
+    assert offloaded["optimizer's moments"] == 8 * numbers
+    assert divided == offloaded, "of all ranks together"
+    assert resident["checkpoint"] == offloaded["checkpoint"] == 12 * numbers
+    adapted = host(config(learner={"optimizer": {"offload": True}, "lora": {"rank": 2}}))
+    factors = sum(prod(row.shape) for row in trained_rows(SHAPE, LoraConfig(rank=2)))
+    assert (adapted["optimizer's moments"], adapted["checkpoint"]) == (8 * factors, 12 * factors)
+    beside = host(config(learner={"critic": {"type": "own", "optimizer": {"offload": True}}}))
+    scalar = sum(prod(row.shape) for row in table(SHAPE.with_head("scalar")))
+    assert (beside["optimizer's moments"], beside["checkpoint"]) == (8 * scalar, 12 * (numbers + scalar))
+    sft = METHODS["sft"].model_validate(
+        {
+            "model": {"size": {"hidden": 64, "layers": 2, "heads": 4}},
+            "data": {"path": "rows.jsonl"},
+            "learner": {"optimizer": {"offload": True}},
+        }
+    )
+    assert host(sft) == {"optimizer's moments": 8 * numbers, "checkpoint": 12 * numbers}
+
+
+def test_layers_without_kernels_keep_more() -> None:
+    fused, apart = (
+        {part.name: part.bytes for part in memory_plan(config(learner={"kernels": each}), SHAPE).learner}
+        for each in ("auto", "torch")
+    )
+    row = 2 * 4096
+    more = row * SHAPE.layers * (2 * SHAPE.ffn + SHAPE.heads * SHAPE.head_dim)
+    assert apart["activations"] - fused["activations"] == more
+    assert {**apart, "activations": 0} == {**fused, "activations": 0}
 
 
 def test_workers_take_the_gpus_behind_the_learner() -> None:

@@ -43,6 +43,9 @@ def test_updates_are_the_same_bits() -> None:
         train(moved, seed)
 
     assert all(map(torch.equal, parameters(beside), parameters(moved)))
+    for one, other in zip(parameters(beside), parameters(moved), strict=True):
+        for kind in ("exp_avg", "exp_avg_sq"):  # as checkpoints take them
+            assert torch.equal(beside.state[one][kind].flatten()[1:], moved.state[other][kind].flatten()[1:])
     assert [len(group["params"]) for group in moved.param_groups] == [3, 2]
 
 
@@ -73,6 +76,7 @@ def test_moments_rest_in_the_same_memory() -> None:
     HostMoments(optimizer, host.HOST, chunk_bytes=1000)
     train(optimizer, 0)
     homes = [optimizer.state[each]["exp_avg"].data_ptr() for each in parameters(optimizer)]
+    assert len({optimizer.state[each]["exp_avg"].untyped_storage().data_ptr() for each in parameters(optimizer)}) < len(homes)
 
     train(optimizer, 1)
 
