@@ -24,6 +24,8 @@ log = structlog.get_logger("async_rl.megatron")
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_4_GPUS = (9, 10, 11)
 """Major compute capabilities for which FlashAttention 4 has both passes."""
+TOLERANCE = 0.02
+"""Difference that is allowed to kernels which round to bfloat16 in different places, each time by 0.002 of a number."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -163,8 +165,9 @@ def _with_gradients(attend: Attend, given: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _are_close(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    """Whether each tensor differs by at most TOLERANCE of its norm: averages over many keys are small, errors in them too."""
     return all(
-        one.shape == other.shape and torch.allclose(one, other, atol=0.1, rtol=0.05)
+        one.shape == other.shape and bool((one.float() - other.float()).norm() <= TOLERANCE * other.float().norm())
         for one, other in zip(found, wanted, strict=True)
     )
 
