@@ -10,7 +10,7 @@ import torch
 
 from async_rl.megatron.model import packed_params
 from async_rl.tokenization.rendering import RenderedText
-from learner.batches.device_rows import ModelRow
+from learner.batches.device_rows import ModelRow, moved
 from learner.batches.packed_rows import joined, predicted
 from learner.packing.planner import plan
 from learner.training.examples import Example
@@ -29,8 +29,8 @@ def text_row(texts: Sequence[RenderedText], device: torch.device) -> ModelRow:
         "mask": predicted([np.array(text.trained, np.int64) for text in texts], np.int64),
         "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
     }
-    moved = {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
-    return ModelRow(**moved, packing=packed_params(moved["cu_seqlens"], max(lengths)))
+    tensors = moved(columns, device)
+    return ModelRow(**tensors, packing=packed_params(tensors["cu_seqlens"], max(lengths)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
