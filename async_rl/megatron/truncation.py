@@ -1,4 +1,9 @@
-"""Top-k and top-p truncation of logits, shared by engine and learner, which must agree."""
+"""Top-k and top-p truncation of logits by sorting them: of the learner, and of engines that sample with torch.
+
+Engines with Triton's kernels search the cut without a sort (rollout_workers/inference/sampling_kernels.py) and sum
+probabilities in float32, in another order: the token at the edge of top-p may be kept by one side alone. The learner keeps
+sampled tokens in any case, so the two then differ by that token's share in the sum of probabilities.
+"""
 
 from __future__ import annotations
 
