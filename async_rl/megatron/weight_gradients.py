@@ -42,7 +42,9 @@ def add_in_products(model: nn.Module) -> None:
             layer.gradient_accumulation_fusion = True
 
 
-def _gains(weight: Tensor) -> bool:
+def _gains(weight: Tensor | None) -> bool:
     """Whether it has a buffer, and adding needs no copies: a CPU would first copy factors in half precision to float32."""
     total: Tensor | None = getattr(weight, "main_grad", None)
-    return total is not None and total.dtype is torch.float32 and (weight.is_cuda or weight.dtype is torch.float32)
+    if weight is None or total is None or total.dtype is not torch.float32:
+        return False
+    return weight.is_cuda or weight.dtype is torch.float32
