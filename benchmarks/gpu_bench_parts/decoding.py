@@ -10,42 +10,43 @@ from dataclasses import replace
 from gpu_checks.ceilings import copy_bytes_per_s
 from gpu_checks.decoding import Decoder
 from gpu_checks.engine_checks import engine, generate, mismatch, prompts, weights
-from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
+from gpu_checks.report import QWEN3_600M, SMALL, Check, Checks, Machine, Report
 from torch import Tensor
 
 from async_rl.megatron import parallel
 from async_rl.models.shape import ModelShape
 from async_rl.types import Completion
+from gpu_bench_parts.goals import DECODED, share_of_copy
+from gpu_bench_parts.models import QWEN3
 
-BATCHES = (1, 8, 64, 256, 512)
-AT_MOST_TOKENS = 400_000
-"""In the cache: 46 GB for Qwen3-0.6B."""
+DECODING_GIB = {"0.6B": 60, "1.7B": 35, "4B": 50, "8B": 75}
+SWAP_GIB = {"0.6B": 16, "8B": 60}
+"""Of GPU memory that a measurement needs."""
 
 
-def decode(machine: Machine, report: Report) -> None:
+def decode(size: str, machine: Machine, report: Report) -> None:
     """Steps in which all requests decode, at contexts of 512 and 4096 tokens."""
-    shape = replace(QWEN3_600M, max_positions=8192) if machine.is_gpu else SMALL
-    steps, prompts = (32, (512, 4096)) if machine.is_gpu else (4, (16, 64))
-    batches = BATCHES if machine.is_gpu else (1, 4)
-    sizes = [(batch, prompt) for prompt in prompts for batch in batches if batch * (prompt + 256) <= AT_MOST_TOKENS]
+    shape, pairs, steps = SMALL, [(1, 16), (4, 16), (1, 64), (4, 64)], 4
+    if machine.is_gpu:
+        machine.require_memory(f"decoding {size}", gib=DECODING_GIB[size])
+        shape, pairs, steps = replace(QWEN3[size], max_positions=8192), [*DECODED[size]], 32
     ceiling = copy_bytes_per_s(machine)
     report.note(copy_gb_s=ceiling / 1e9)
-    decoder = Decoder(machine, shape, room_for=[(batch, prompt + 256) for batch, prompt in sizes])
-    report.note(kernel=decoder.core.kernel)
-    shares: list[float] = []
-    for batch, prompt in sizes:
+    decoder = Decoder(machine, shape, room_for=[(batch, prompt + 256) for batch, prompt in pairs])
+    report.note(kernel=decoder.core.kernel, graphs=float(decoder.core.graphs is not None))
+    for batch, prompt in pairs:
         found = decoder.measure(batch, prompt, steps=steps)
-        shares.append(found.bytes_per_s / ceiling)
-        name = f"batch_{batch}_context_{prompt}"
-        report.note(**{f"{name}_tokens_per_s": found.tokens_per_s, f"{name}_of_copy_bandwidth": shares[-1]})
-    report.note(best_of_copy_bandwidth=max(shares))
+        tokens = {f"batch_{batch}_context_{prompt}_tokens_per_s": found.tokens_per_s}
+        report.note(**tokens, **{share_of_copy(batch, prompt): found.bytes_per_s / ceiling})
 
 
-def swap(machine: Machine, report: Report) -> None:
+def swap(size: str, machine: Machine, report: Report) -> None:
     """Weights that are on the device already are copied into the engine between two steps."""
-    decoder = Decoder(machine, QWEN3_600M if machine.is_gpu else SMALL, room_for=[(16, 512)])
+    if machine.is_gpu:
+        machine.require_memory(f"a swap of {size}", gib=SWAP_GIB[size])
+    decoder = Decoder(machine, QWEN3[size] if machine.is_gpu else SMALL, room_for=[(16, 512)])
     weights = decoder.random_weights(seed=2)
-    size = sum(each.numel() * each.element_size() for each in weights.values())
+    given = sum(each.numel() * each.element_size() for each in weights.values())
     running = decoder.start(16, 64, tokens=128)
     decoder.steps(8)
     spent: list[float] = []
@@ -58,7 +59,7 @@ def swap(machine: Machine, report: Report) -> None:
         decoder.steps(4)
     decoder.finish(running)
     swap_s = sorted(spent)[2]
-    report.note(weights_gb=size / 1e9, swap_ms=1e3 * swap_s, swap_tb_s=size / swap_s / 1e12, worst_swap_ms=1e3 * max(spent))
+    report.note(weights_gb=given / 1e9, swap_ms=1e3 * swap_s, swap_tb_s=given / swap_s / 1e12, worst_swap_ms=1e3 * max(spent))
 
 
 def gap(machine: Machine, report: Report) -> None:
@@ -77,4 +78,16 @@ async def _sampled(machine: Machine, shape: ModelShape, full: Mapping[str, Tenso
         return await generate(running, asked, [128 if machine.is_gpu else 16] * len(asked))
 
 
-CHECKS: Checks = {"decode": decode, "swap": swap, "gap": gap}
+def _decode(size: str) -> Check:
+    return lambda machine, report: decode(size, machine, report)
+
+
+def _swap(size: str) -> Check:
+    return lambda machine, report: swap(size, machine, report)
+
+
+CHECKS: Checks = {
+    **{f"decode {size}": _decode(size) for size in DECODED},
+    **{f"swap {size}": _swap(size) for size in SWAP_GIB},
+    "gap": gap,
+}

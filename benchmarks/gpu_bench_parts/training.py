@@ -10,29 +10,31 @@ from typing import Any
 import torch
 from gpu_checks.counts import data_sheet_flops, training_flops
 from gpu_checks.learner_checks import REINFORCE
-from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
+from gpu_checks.report import QWEN3_600M, SMALL, Check, Checks, Machine, Report
 from learner_parts.rollouts import groups_of, lognormal_lengths
 
 from async_rl.config import Config
 from async_rl.models.shape import ModelShape
 from async_rl.plan.memory import memory_plan, total
+from gpu_bench_parts.goals import TRAINED
+from gpu_bench_parts.models import QWEN3
 from learner.batches.batch import pack_batch
 from learner.ranks.rank_group import RankGroup
 
-QWEN3_1700M = replace(QWEN3_600M, hidden=2048, ffn=6144)
-QWEN3_4B = replace(QWEN3_600M, hidden=2560, layers=36, heads=32, ffn=9728)
-"""The dimensions of Qwen3-1.7B and Qwen3-4B, with random weights."""
 ROW = 32768
 """Tokens of a packed row."""
+BESIDE_GIB = 3.0
+"""GPU memory that a measurement needs beside what is planned: CUDA's context, and gaps between allocations."""
 
 
-def mfu(shape: ModelShape, gib: float, recompute: str, machine: Machine, report: Report) -> None:
-    if machine.is_gpu:
-        machine.require_memory("this model", gib=gib)
+def mfu(size: str, recompute: str, machine: Machine, report: Report) -> None:
     row = _row(machine)
-    shape = replace(shape if machine.is_gpu else SMALL, max_positions=row)
+    shape = replace(QWEN3[size] if machine.is_gpu else SMALL, max_positions=row)
+    planned = planned_gib(shape, row, recompute)
+    if machine.is_gpu:
+        machine.require_memory(f"training {size} with recompute {recompute}", gib=planned + BESIDE_GIB)
     rank_group = learner_of(shape, row, recompute)
-    report.note(planned_gib=planned_gib(shape, row, recompute))
+    report.note(planned_gib=planned)
     _train(machine, rank_group, shape, report, [row // 8] * 16, row)
     rank_group.stop()
 
@@ -106,15 +108,11 @@ def _train(
     return tokens_per_s
 
 
-def _of(shape: ModelShape, gib: float, recompute: str) -> Any:
-    return lambda machine, report: mfu(shape, gib, recompute, machine, report)
+def _of(size: str, recompute: str) -> Check:
+    return lambda machine, report: mfu(size, recompute, machine, report)
 
 
 CHECKS: Checks = {
     "lengths": lengths,
-    **{
-        f"train {name} {recompute}": _of(shape, gib, recompute)
-        for name, shape, gib in (("0.6B", QWEN3_600M, 60), ("1.7B", QWEN3_1700M, 80), ("4B", QWEN3_4B, 120))
-        for recompute in ("none", "selective")
-    },
+    **{f"train {size} {recompute}": _of(size, recompute) for size, recompute in TRAINED},
 }

@@ -59,6 +59,7 @@ class Decoder:
         self.shape, self._machine = shape, machine
         self._dtype = parallel.resolve_dtype(machine.device)
         self._ids = itertools.count()
+        self._random = torch.Generator().manual_seed(11)
         page = WorkerConfig().kv_block_tokens
         pages = max(requests * -(-tokens // page) for requests, tokens in [*room_for, (1, shape.context_tokens)]) + 3
         needed = pages * page * counts.kv_bytes_per_token(shape, self._dtype)
@@ -106,16 +107,15 @@ class Decoder:
             + batch * context * counts.kv_bytes_per_token(self.shape, self._dtype),
         )
 
-    def start(self, batch: int, prompt: int, tokens: int) -> list[Generation]:
-        """Submit requests that differ from their first token on."""
+    def start(self, batch: int, prompt: int, tokens: int, *, finish: Callable[[], object] = lambda: None) -> list[Generation]:
+        """Submit requests whose prompts no request had before, so that none is remembered. `finish` is called at each end."""
         sampling = Sampling(max_tokens=tokens, temperature=1.0, top_p=1.0, top_k=0, stop=(), stop_token_ids=(), seed=None)
-        random = torch.Generator().manual_seed(11)
         running = [
             Generation(
                 id=next(self._ids),
-                prompt=torch.randint(4, self.shape.vocab_size, (prompt,), generator=random).tolist(),
+                prompt=torch.randint(4, self.shape.vocab_size, (prompt,), generator=self._random).tolist(),
                 sampling=sampling,
-                finish=lambda _: None,
+                finish=lambda _: finish(),
             )
             for _ in range(batch)
         ]

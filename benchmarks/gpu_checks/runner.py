@@ -38,6 +38,8 @@ class Check:
     limit_s: float
     gpu_only: str = ""
     """The work that a CPU cannot do, or not in time; empty if the check also runs there."""
+    about_s: float = 0.0
+    """Seconds that it took on an H200, or is expected to take; 0: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
