@@ -6,7 +6,7 @@ Three rules keep the memory safe that streams share:
 2. What another stream has written is awaited (`queued_so_far`) before it is read here.
 3. Nothing is queued here that waits for another process: Link polls, and waits for operations that are complete.
 
-Not run on GPUs yet: docs/weights.md.
+Run on one H200: docs/gpu.md.
 """
 
 from __future__ import annotations

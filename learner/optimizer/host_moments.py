@@ -3,7 +3,7 @@
 While the compute stream updates a chunk of parameters, a copy stream brings the moments of the next and takes back those of
 the one before. What the copy stream has allocated is used again in its own order, so at most two chunks are on the device.
 
-Not run on GPUs yet: docs/gpu.md.
+Run on one H200, for an update by itself: docs/gpu.md.
 """
 
 from __future__ import annotations

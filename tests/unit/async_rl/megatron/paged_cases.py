@@ -52,6 +52,8 @@ CASES = {
     ),
 }
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3}
+"""bfloat16 is compiled (test_compiled_kernels.py) and not interpreted: Triton's interpreter keeps it as integers, which its
+matrix product multiplies as such."""
 
 
 def largest_difference(attend: Callable[..., Tensor], case: PagedCase, **options: Any) -> float:
