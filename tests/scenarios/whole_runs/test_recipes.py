@@ -42,6 +42,7 @@ SHAPES = {
 }  # fmt: skip
 GPUS = {
     "gsm8k_qwen3_0.6b": "1x80",
+    "gsm8k_qwen3_4b_lora": "1x80",
     "gsm8k_llama3.2_1b_lora": "1x24",
     "calculator_qwen3_1.7b": "1x80",
     "nim_self_play_qwen3_1.7b": "1x80",
