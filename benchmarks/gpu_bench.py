@@ -52,6 +52,7 @@ MEASUREMENTS = (
     Check(name="environment", module="gpu_checks.machine_checks", limit_s=90, about_s=40),
     Check(name="ceilings", module="gpu_checks.machine_checks", limit_s=60, about_s=7),
     _decode("0.6B"),
+    Check(name="async scheduling", module=DECODING, limit_s=120, about_s=40),
     _train("0.6B", "none"),
     _decode("8B"),
     Check(name="swap 8B", module=DECODING, limit_s=120, gpu_only=TWICE, about_s=25),

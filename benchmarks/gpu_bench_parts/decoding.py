@@ -10,10 +10,12 @@ from dataclasses import replace
 from gpu_checks.ceilings import copy_bytes_per_s
 from gpu_checks.decoding import Decoder
 from gpu_checks.engine_checks import engine, generate, mismatch, prompts, weights
+from gpu_checks.one_check import Skipped
 from gpu_checks.report import QWEN3_600M, SMALL, Check, Checks, Machine, Report
 from torch import Tensor
 
 from async_rl.megatron import parallel
+from async_rl.megatron.engine.async_scheduling import async_schedule_mode
 from async_rl.models.shape import ModelShape
 from async_rl.types import Completion
 from gpu_bench_parts.goals import DECODED, share_of_copy
@@ -38,6 +40,25 @@ def decode(size: str, machine: Machine, report: Report) -> None:
         found = decoder.measure(batch, prompt, steps=steps)
         tokens = {f"batch_{batch}_context_{prompt}_tokens_per_s": found.tokens_per_s}
         report.note(**tokens, **{share_of_copy(batch, prompt): found.bytes_per_s / ceiling})
+
+
+def scheduling(machine: Machine, report: Report) -> None:
+    """Steps in which all requests decode, with asynchronous scheduling and without: what it hides of the host's time."""
+    if async_schedule_mode() is None:
+        raise Skipped("this megatron-core has no asynchronous scheduling")
+    shape, prompt, batches, steps = SMALL, 16, (4,), 4
+    if machine.is_gpu:
+        machine.require_memory("decoding 0.6B", gib=DECODING_GIB["0.6B"])
+        shape, prompt, batches, steps = replace(QWEN3["0.6B"], max_positions=8192), 512, (1, 8, 64, 256), 64
+    step_ms: dict[bool, list[float]] = {}
+    for is_async in (False, True):
+        decoder = Decoder(machine, shape, room_for=[(max(batches), prompt + 256)], async_scheduling=is_async)
+        step_ms[is_async] = [1e3 * decoder.measure(batch, prompt, steps=steps).step_s for batch in batches]
+        decoder.core.close()
+    for batch, plain, ahead in zip(batches, step_ms[False], step_ms[True], strict=True):
+        report.note(
+            **{f"batch_{batch}_ms": plain, f"batch_{batch}_async_ms": ahead, f"batch_{batch}_times_faster": plain / ahead}
+        )
 
 
 def swap(size: str, machine: Machine, report: Report) -> None:
@@ -89,5 +110,6 @@ def _swap(size: str) -> Check:
 CHECKS: Checks = {
     **{f"decode {size}": _decode(size) for size in DECODED},
     **{f"swap {size}": _swap(size) for size in SWAP_GIB},
+    "async scheduling": scheduling,
     "gap": gap,
 }
