@@ -17,12 +17,14 @@ WORKERS = Option(name="workers", value="N", read=int, least=1, help="number of r
 
 def ray(line: CommandLine) -> int:
     from async_rl.cli.run_summary import write_summary
+    from async_rl.launch.fleet_plan import cores
     from async_rl.launch.ray import fleet
     from async_rl.launch.ray.cluster import Cluster
+    from async_rl.launch.ray.reach import check
 
     config = _with_workers(line)
-    with Cluster(line.text("address", "auto")) as cluster:
-        fleet.check(config, cluster)
+    with Cluster(line.text("address", "auto"), cores=cores(config)) as cluster:
+        check(config, cluster.addresses())
         supervise = partial(fleet.run, config, os.environ, cluster)
         return run_and_summarise(config, "fleet", supervise, partial(write_summary, config))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,6 +74,22 @@ def evaluator(config: Config, *, has_gpus: bool) -> GangPlan:
 def buffer() -> GangPlan:
     """The embedded Redis server, for a fleet on one machine."""
     return _single("buffer", "buffer", {"CPU": 0}, ("serve",), grace_s=60.0)
+
+
+def fleet(config: Config, *, has_gpus: bool) -> list[GangPlan]:
+    """All gangs of a run, in the order in which they start."""
+    return [
+        *([] if config.redis.url else [buffer()]),
+        learner(config, has_gpus=has_gpus),
+        *(worker(config, index, has_gpus=has_gpus) for index in range(config.worker.processes)),
+        *([evaluator(config, has_gpus=has_gpus)] if config.evaluation.every else []),
+    ]
+
+
+def cores(config: Config) -> int:
+    """How many cores the processes of a run ask for, all together."""
+    members = [member for gang in fleet(config, has_gpus=False) for member in gang.members]
+    return math.ceil(sum(member.resources["CPU"] for member in members))
 
 
 def worker_index(name: str) -> int | None:

@@ -22,8 +22,8 @@ def member_spec(
     policy: RestartPolicy,
     log: Path | None,
 ) -> ChildSpec:
-    """The child process of a member. `path`: the file of `config`. `address`: of this machine, for the learner's weights; None
-    if the whole fleet is on one machine."""
+    """The child process of a member. `path`: the file of `config`. `address`: of this machine, from which the learner sends its
+    weights; None: from `wire.host`."""
     words = [*plan.words, "@", str(path)]
     shared = environment(config, {name: value for name, value in inherited.items() if name not in RANK_VARIABLES})
     if plan.role == "learner":

@@ -11,14 +11,12 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from async_rl.durable.best_effort import report_write_error
 from async_rl.durable.whole_file import write_whole
-from async_rl.errors import RestartLimit
 from async_rl.recording.process_events import ProcessEvents
 from async_rl.supervision import FatalExit, Restarted, how_it_ended
 
@@ -44,7 +42,8 @@ class RunSupervisor:
         self._pids: dict[str, int] = {}
         self._children = {name: self._started(name) for name in starts}
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._left_out: set[str] = set()
+        self._ended: set[str] = set()
+        self._left_out: dict[str, FatalExit] = {}
         self._over = asyncio.Event()
         self._broken: FatalExit | None = None
         self._learner_status = 0
@@ -64,60 +63,70 @@ class RunSupervisor:
 
     @property
     def children(self) -> Mapping[str, Restarted]:
-        """The processes by name, those that have ended included."""
-        return self._children
+        """The processes by name, without those that have ended for good."""
+        return {name: child for name, child in self._children.items() if name not in self._ended}
+
+    @property
+    def left_out(self) -> Mapping[str, FatalExit]:
+        """Processes without which the run goes on, and how they ended; some are tried again."""
+        return self._left_out
 
     def add(self, name: str, start: Start) -> None:
         """Start another process while the run goes on."""
         if not self._over.is_set():
             self._starts[name] = start
             self._children[name] = self._started(name)
-            self._left_out.discard(name)
+            self._ended.discard(name)
             self._running[name] = self._tasks.create_task(self._keep(name), name=name)
 
     async def remove(self, name: str) -> None:
         """Let a process drain, and forget it. The run goes on without it."""
-        await self._terminate(name)
+        running = self._running[name]
+        await self._terminate(self._children[name], running)
+        await asyncio.wait([running])
         del self._children[name], self._running[name]
+        self._ended.discard(name)
 
     async def _keep(self, name: str) -> None:
+        """Keep a process going until it ends well, is asked to end, or fails in a way that ends the run."""
         while not self._over.is_set():
             try:
                 status = await self._children[name].supervise()
             except FatalExit as fatal:
-                if self._goes_on_without(name):
-                    await self._leave_out(fatal)
-                else:  # the others drain, so that the learner writes a checkpoint
+                if not self._goes_on_without(name):  # the others drain, so that the learner writes a checkpoint
                     self._broken = self._broken if self._broken is not None else fatal
                     self._over.set()
+                elif not await self._stays_left_out(fatal):
+                    self._children[name] = self._started(name)
+                    continue
             else:
-                self._left_out.add(name)
                 if name == "learner":
                     self._learner_status = status
                     self._over.set()
-                return
+            self._ended.add(name)
+            return
 
     def _goes_on_without(self, name: str) -> bool:
         """Whether the run can continue without this process: an evaluator, or a worker if there are others."""
         if name in ("learner", "buffer"):
             return False
-        workers = {other for other in self._children if other.startswith("worker-")}
-        return name not in workers or bool(workers - self._left_out - {name})
+        workers = self._workers
+        return name not in workers or bool(workers - self._ended - self._left_out.keys() - {name})
 
-    async def _leave_out(self, fatal: FatalExit) -> None:
-        """Wait before the next attempt: for `window_s`, or until the run ends if a restart would not help."""
+    @property
+    def _workers(self) -> set[str]:
+        return {name for name in self._children if name.startswith("worker-")}
+
+    async def _stays_left_out(self, fatal: FatalExit) -> bool:
+        """Wait before the next attempt: for `window_s`, or for ever if a restart would not help. True: it was asked to end."""
         name, again_s = fatal.spec.name, fatal.spec.policy.window_s
-        self._left_out.add(name)
-        if fatal.exit_code != RestartLimit.exit_code:
-            log.warning(f"{fatal}; the run continues without it", **self._last_words(name))
-            await self._over.wait()
-            return
-        log.warning(f"{fatal}; the run continues without it and tries again in {again_s:g} s", **self._last_words(name))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(again_s):
-                await self._over.wait()
-        self._left_out.discard(name)
-        self._children[name] = self._started(name)
+        again = f" and tries again in {again_s:g} s" if fatal.is_tried_again else ""
+        log.warning(f"{fatal}; the run continues without it{again}", **self._last_words(name))
+        self._left_out[name] = fatal
+        try:
+            return await self._children[name].drains_within(again_s if fatal.is_tried_again else None)
+        finally:
+            del self._left_out[name]
 
     def _last_words(self, name: str) -> dict[str, str]:
         return {"its_last_line": lines[-1]} if (lines := self._children[name].last_lines(1)) else {}
@@ -130,17 +139,16 @@ class RunSupervisor:
     async def _end(self) -> None:
         """End all processes, the buffer last: the others still return tickets and write the last checkpoint."""
         async with asyncio.TaskGroup() as ending:
-            for name in self._children:
+            for name, child in self._children.items():
                 if name != "buffer":
-                    ending.create_task(self._terminate(name), name=f"end of {name}")
+                    ending.create_task(self._terminate(child, self._running[name]), name=f"end of {name}")
         if "buffer" in self._children:
-            await self._terminate("buffer")
+            await self._terminate(self._children["buffer"], self._running["buffer"])
 
-    async def _terminate(self, name: str) -> None:
-        child, running = self._children[name], self._running[name]
+    async def _terminate(self, child: Restarted, running: asyncio.Task[None]) -> None:
         child.terminate()
         if (await asyncio.wait([running], timeout=child.spec.grace_s))[1]:
-            log.warning(f"{name} did not drain within {child.spec.grace_s:g} s, killing it")
+            log.warning(f"{child.spec.name} did not drain within {child.spec.grace_s:g} s, killing it")
             child.kill()
 
     def _started(self, name: str) -> Restarted:
@@ -161,7 +169,7 @@ class RunSupervisor:
         if tail := self._children[name].last_lines(LOG_TAIL):
             print(f"The last lines of {fatal.spec.log}:", file=sys.stderr)
             print("\n".join(f"  {line}" for line in tail), file=sys.stderr)
-        others = "; no other worker is left" if self._left_out - {name} else ""
+        others = "; no other worker is left" if name in self._workers and len(self._workers) > 1 else ""
         print(f"async-rl: {fatal}{others}", file=sys.stderr)
         return fatal.exit_code
 

@@ -21,12 +21,20 @@ Actor = Any
 """A handle of an actor; its methods have `remote`, which returns an awaitable."""
 
 
+class ActorLost(Exception):
+    """An actor has ended, or its machine. The message says why, as far as Ray knows."""
+
+
+class ActorFailed(Exception):
+    """A method of an actor has raised an exception, which is the cause."""
+
+
 class Cluster:
     """A connection to a Ray cluster, which ends with this process or with `close`; actors that it has made end with it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, cores: int = 1) -> None:
         """`address`: HOST:PORT of the cluster's head; `auto`: of the cluster that this machine belongs to; `local`: start one
-        here. Raises ConfigError."""
+        here. `cores`: those that processes ask for; on this machine alone they share what there are. Raises ConfigError."""
         if address == LOCAL:
             os.environ.update({name: value for name, value in _LOOPBACK_ONLY.items() if name not in os.environ})
         try:
@@ -39,7 +47,7 @@ class Cluster:
                 namespace=NAMESPACE,
                 log_to_driver=True,
                 logging_level="warning",
-                **({"include_dashboard": False} if address == LOCAL else {}),
+                **({"include_dashboard": False, "num_cpus": max(cores, os.cpu_count() or 1)} if address == LOCAL else {}),
             )
         except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
             raise ConfigError(
@@ -107,15 +115,21 @@ class Cluster:
             raise ConfigError("the fleet has ended before it answered") from error
 
     async def answer(self, answer: Any) -> Any:
-        """What an actor's method returned; None if the actor has ended, or its machine."""
+        """What an actor's method returned. Raises ActorLost and ActorFailed."""
         try:
             return await asyncio.wrap_future(answer.future())
-        except self._ray.exceptions.RayActorError:
-            return None
+        except self._ray.exceptions.RayTaskError as error:
+            raise ActorFailed(_last_line(error)) from error
+        except self._ray.exceptions.RayError as error:
+            raise ActorLost(_cause(error)) from error
 
     def machines(self) -> list[Mapping[str, Any]]:
         """The machines that live: NodeID, NodeManagerAddress, Resources, ..."""
         return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def living(self) -> set[str]:
+        """Their ids."""
+        return {str(node["NodeID"]) for node in self.machines()}
 
     def addresses(self) -> set[str]:
         return {str(node["NodeManagerAddress"]) for node in self.machines()}
@@ -123,11 +137,11 @@ class Cluster:
     def with_room(self, resources: Mapping[str, float]) -> set[str]:
         """Ids of machines that stay and have these resources free."""
         free: Mapping[str, Mapping[str, float]] = self._ray._private.state.available_resources_per_node()
-        living = {str(node["NodeID"]) for node in self.machines()} - self.draining()
+        staying = self.living() - self.draining()
         return {
             machine
             for machine, there in free.items()
-            if machine in living and all(there.get(name, 0) >= number for name, number in resources.items())
+            if machine in staying and all(there.get(name, 0) >= number for name, number in resources.items())
         }
 
     def draining(self) -> set[str]:
@@ -137,6 +151,20 @@ class Cluster:
     @property
     def has_gpus(self) -> bool:
         return self._ray.cluster_resources().get("GPU", 0) > 0
+
+
+def _cause(error: Exception) -> str:
+    """Why an actor has ended, in one line of Ray's message: after what it was doing, and indented facts about it, or the last
+    line of a traceback."""
+    if getattr(error, "actor_init_failed", False):
+        return _last_line(error)
+    said = [line for line in str(error).splitlines() if line and not line[0].isspace()]
+    return said[1] if len(said) > 1 else said[0]
+
+
+def _last_line(error: Exception) -> str:
+    """Of a traceback: the exception and its message."""
+    return str(error).strip().splitlines()[-1]
 
 
 def this_machine() -> tuple[str, str]:

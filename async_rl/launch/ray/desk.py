@@ -41,7 +41,7 @@ class ProcessRow:
 
 
 class Desk:
-    """Hands requests to the fleet, in order, and its answers back.
+    """Hands requests to the fleet, in order, and its answers back, in any order.
 
     consumes: requests of `async-rl fleet`         waits for:    the next one; the fleet's answer
     produces: one sentence for each                unblocked by: `ask`; `answer`; end of the fleet
@@ -49,7 +49,8 @@ class Desk:
 
     def __init__(self) -> None:
         self._requests: asyncio.Queue[tuple[FleetRequest, asyncio.Future[str]]] = asyncio.Queue(maxsize=64)
-        self._pending: asyncio.Future[str] | None = None
+        self._unanswered: dict[int, asyncio.Future[str]] = {}
+        self._last_number = 0
         self._rows: Sequence[ProcessRow] = ()
 
     async def ask(self, request: FleetRequest) -> str:
@@ -58,13 +59,17 @@ class Desk:
         await self._requests.put((request, answer))
         return await answer
 
-    async def next_request(self) -> FleetRequest:
-        request, self._pending = await self._requests.get()
-        return request
+    async def next_request(self) -> tuple[int, FleetRequest]:
+        """Return the next request, and a number for its answer."""
+        request, answer = await self._requests.get()
+        self._last_number += 1
+        self._unanswered[self._last_number] = answer
+        return self._last_number, request
 
-    async def answer(self, sentence: str) -> None:
-        if self._pending is not None:
-            self._pending.set_result(sentence)
+    async def answer(self, number: int, sentence: str) -> None:
+        answer = self._unanswered.pop(number)
+        if not answer.done():  # it is if the one who asked is gone
+            answer.set_result(sentence)
 
     async def show(self, rows: Sequence[ProcessRow]) -> None:
         self._rows = rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import structlog
 
@@ -19,39 +20,26 @@ from async_rl.config.pretrained import left_to_fetch
 from async_rl.errors import ConfigError
 from async_rl.launch import fleet_plan as plan
 from async_rl.launch.learner_nodes import LearnerNodes, learner_sizes
-from async_rl.launch.ray.cluster import Actor, Cluster
+from async_rl.launch.ray.cluster import Actor, ActorLost, Cluster
 from async_rl.launch.ray.desk import Desk, DrainOne, FleetRequest, ProcessRow, Scale, StopAll, desk_name
-from async_rl.launch.ray.gang import WAITING, FleetSettings, Gang, starts
+from async_rl.launch.ray.gang import FleetSettings, Gang, starts
+from async_rl.launch.ray.reach import check
 from async_rl.launch.run_supervisor import RunSupervisor, Start
 from async_rl.supervision import drain_on_signals
 
 log = structlog.get_logger("async_rl.fleet")
 
-SECRETS = ("ASYNC_RL_REDIS_PASSWORD", "HF_TOKEN", "WANDB_API_KEY")
+SECRETS = ("ASYNC_RL_REDIS_PASSWORD", "ASYNC_RL_GATEWAY_TOKEN", "HF_TOKEN", "WANDB_API_KEY")
 """Environment variables of the launching process that all processes of the fleet get."""
+
+DEFAULTS = ("HF_HOME", "GLOO_", "NCCL_")
+"""Beginnings of the names of those that they get unless their machine has its own, such as another name of an interface."""
 
 LOOK_S = 2.0
 """Seconds between two looks at the cluster: it tells of preempted machines, and of waiting processes, only when asked."""
 
 TOLD_AFTER_S = 10.0
 """Seconds until a process that waits for a machine is told."""
-
-
-def check(config: Config, cluster: Cluster) -> None:
-    """Refuse a configuration whose processes would not find each other. Raises ConfigError."""
-    machines = cluster.addresses()
-    if len(machines) == 1:
-        return
-    if not config.redis.url:
-        raise ConfigError(
-            f"redis.url is empty, but the Ray cluster has {len(machines)} machines: name a server that all of them reach "
-            "(docs/redis.md)"
-        )
-    if not config.wire.insecure:
-        raise ConfigError(
-            f"wire.insecure is false, but the Ray cluster has {len(machines)} machines: weights travel between them, and "
-            "process groups do not authenticate their members; if the network is private, set wire.insecure: true"
-        )
 
 
 async def run(config: Config, inherited: Mapping[str, str], cluster: Cluster) -> int:
@@ -76,56 +64,82 @@ class Fleet:
 
     def __init__(self, config: Config, inherited: Mapping[str, str], cluster: Cluster, desk: Actor) -> None:
         self._config, self._cluster, self._desk = config, cluster, desk
-        machines = cluster.addresses()
+        self._addresses = cluster.addresses()
+        self._changes = asyncio.Lock()
+        """Held while the number of workers changes."""
         self._settings = FleetSettings(
             config_yaml=to_yaml(left_to_fetch(config).seen_from_anywhere()),
             secrets={name: inherited[name] for name in SECRETS if name in inherited},
-            is_on_several_machines=len(machines) > 1,
+            defaults={name: value for name, value in inherited.items() if name.startswith(DEFAULTS)},
             policy=config.supervision.policy,
             logs=config.run_folder / "logs",
         )
-        self._has_gpus = config.device != "cpu" and cluster.has_gpus
+        self._has_gpus = config.device == "cuda" or (config.device == "auto" and cluster.has_gpus)
         sizes = learner_sizes(config)
         self._learner_nodes = LearnerNodes(sizes=sizes, resize_s=config.launch.learner_resize_s, nodes=sizes[0])
-        plans = [
-            *([] if config.redis.url else [plan.buffer()]),
-            plan.learner(config, has_gpus=self._has_gpus),
-            *(plan.worker(config, index, has_gpus=self._has_gpus) for index in range(config.worker.processes)),
-            *([plan.evaluator(config, has_gpus=self._has_gpus)] if config.evaluation.every else []),
-        ]
+        plans = plan.fleet(config, has_gpus=self._has_gpus)
         starting: dict[str, Start] = {each.name: starts(cluster, each, self._settings) for each in plans}
         self.supervisor = RunSupervisor(starting, config.run_folder, config.recording.events_bytes)
 
     @property
     def workers(self) -> list[str]:
-        """Names of the workers, by index."""
+        """Names of the workers that have not ended, by index."""
         names = [name for name in self.supervisor.children if plan.worker_index(name) is not None]
         return sorted(names, key=lambda name: plan.worker_index(name) or 0)
 
     async def answer_requests(self, stop: asyncio.Event) -> None:
-        request: FleetRequest | None
-        while (request := await self._cluster.answer(self._desk.next_request.remote())) is not None:
-            sentence = await self._do(request, stop)
-            await self._cluster.answer(self._desk.answer.remote(sentence))
+        """Do what is asked, at the same time, but one change of the workers after the other."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    number, request = await self._cluster.answer(self._desk.next_request.remote())
+                except ActorLost as error:
+                    log.warning(f"`async-rl fleet` no longer reaches this fleet: {error}")
+                    return
+                tasks.create_task(self._answer(number, request, stop))
+
+    async def _answer(self, number: int, request: FleetRequest, stop: asyncio.Event) -> None:
+        sentence = await self._do(request, stop)
+        with suppress(ActorLost):
+            await self._cluster.answer(self._desk.answer.remote(number, sentence))
 
     async def watch_machines(self) -> None:
-        """Move processes off machines that will be taken away; say which wait for a machine; resize the learner; tell the desk
-        where all are."""
+        """Move processes off machines that will be taken away; say which wait for a machine, and what machines that join lack;
+        resize the learner; tell the desk where all are."""
         waiting: dict[str, float] = {}
         while True:
             leaving = self._cluster.draining()
             gangs = {name: child for name, child in self.supervisor.children.items() if isinstance(child, Gang)}
             for name, gang in gangs.items():
-                if any(place.machine in leaving for place in gang.places):
+                if any(place.machine in leaving for place in gang.places) and gang.move():
                     log.warning(f"{name} leaves {gang.where}, which the cluster will take away")
-                    gang.move()
-                waiting[name] = waiting.get(name, 0.0) + LOOK_S if gang.where == WAITING else 0.0
+                waiting[name] = waiting.get(name, 0.0) + LOOK_S if gang.is_waiting else 0.0
                 if TOLD_AFTER_S <= waiting[name] < TOLD_AFTER_S + LOOK_S:
-                    log.warning(f"{name} waits for a machine: none has {gang.needs} free")
-            self._resize_learner(gangs["learner"])
-            rows = [ProcessRow(name=name, where=gang.where) for name, gang in gangs.items()]
-            await self._cluster.answer(self._desk.show.remote(rows))
+                    log.warning(f"{name} waits for a machine with {gang.needs} free")
+            self._check_new_machines()
+            if (learner := gangs.get("learner")) is not None:
+                self._resize_learner(learner)
+            rows = [ProcessRow(name=name, where=self._where(gang)) for name, gang in gangs.items()]
+            with suppress(ActorLost):
+                await self._cluster.answer(self._desk.show.remote(rows))
             await asyncio.sleep(LOOK_S)
+
+    def _where(self, gang: Gang) -> str:
+        failed = self.supervisor.left_out.get(gang.spec.name)
+        return f"left out: {failed}" if failed is not None else gang.where
+
+    def _check_new_machines(self) -> None:
+        """Say what processes lack on machines that have joined since the fleet was started."""
+        addresses = self._cluster.addresses()
+        new, self._addresses = sorted(addresses - self._addresses), self._addresses | addresses
+        if new:
+            try:
+                check(self._config, addresses)
+            except ConfigError as error:
+                where = ", ".join(new)
+                log.warning(
+                    f"{where} joined the cluster, and what is placed there will fail: {error}, then launch the run again"
+                )
 
     def _resize_learner(self, learner: Gang) -> None:
         """Let an elastic learner go on without machines that it has waited for, or take those that are free."""
@@ -145,14 +159,20 @@ class Fleet:
                 stop.set()
                 return "the fleet drains"
             case DrainOne(name=name):
-                if name not in self.workers:
-                    return f"there is no worker {name!r}; there are {', '.join(self.workers) or 'none'}"
-                await self.supervisor.remove(name)
+                async with self._changes:
+                    if name not in self.workers:
+                        return f"there is no worker {name!r}; there are {', '.join(self.workers) or 'none'}"
+                    await self.supervisor.remove(name)
                 return f"{name} has drained"
             case Scale(workers=wanted):
-                return await self._scale(wanted)
+                async with self._changes:
+                    return await self._scale(wanted)
 
     async def _scale(self, wanted: int) -> str:
+        """Have this many workers. Those that were left out for good do not count, and make room for others."""
+        left_out = self.supervisor.left_out
+        for name in [name for name in self.workers if name in left_out and not left_out[name].is_tried_again]:
+            await self.supervisor.remove(name)
         before = self.workers
         indices = {plan.worker_index(name) for name in before}
         free = (index for index in range(wanted + len(before)) if index not in indices)

@@ -10,17 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from async_rl.launch.fleet_plan import GangPlan
-from async_rl.launch.ray.cluster import Actor, Cluster
+import structlog
+
+from async_rl.launch.fleet_plan import GangPlan, MemberPlan
+from async_rl.launch.ray.cluster import Actor, ActorFailed, ActorLost, Cluster
 from async_rl.launch.ray.member import FleetMember, MemberPlace
 from async_rl.supervision import Restarted, RestartPolicy
 from async_rl.supervision.processes.restarting import RestartedSpec
 
+log = structlog.get_logger("async_rl.fleet")
+
 LEFT_ALONE_S = 5.0
-"""Seconds that the other members get to end by themselves after one ended well."""
+"""Seconds that the other members get to end by themselves after one ended."""
 
 LOST = -int(signal.SIGKILL)
 """Status of a member whose actor or machine died: the kernel has killed its process."""
+
+FAILED = 1
+"""Status of a member whose actor could not start its process."""
 
 WAITING = "waits for a machine"
 
@@ -31,7 +38,9 @@ class FleetSettings:
 
     config_yaml: str
     secrets: Mapping[str, str]
-    is_on_several_machines: bool
+    """Environment variables of all members."""
+    defaults: Mapping[str, str]
+    """Environment variables of members on machines that do not have their own."""
     policy: RestartPolicy
     logs: Path
     """Folder of logs, which this machine reads if all share the run's folder."""
@@ -59,12 +68,20 @@ class Gang(Restarted):
         self._actors: list[Actor] = []
         self._group: Any = None
         self._is_moving = False
+        self._lost_place: MemberPlace | None = None
         self.places: Sequence[MemberPlace] = ()
         """Where the members are; empty while they wait for machines."""
 
     @property
     def where(self) -> str:
-        return ", ".join(f"{place.host} ({place.address})" for place in self.places) or WAITING
+        if self.is_waiting:
+            return WAITING
+        return ", ".join(f"{place.host} ({place.address})" for place in self.places) or "is started again soon"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its members are not on their machines yet."""
+        return bool(self._actors) and not self.places
 
     @property
     def needs(self) -> str:
@@ -90,6 +107,7 @@ class Gang(Restarted):
                 return status
 
     async def _run_anywhere(self) -> int:
+        self._lost_place = None
         members = self._plan.members
         if len(members) > 1 or self._plan.is_elastic:
             self._group = self._cluster.reserve([member.resources for member in members])
@@ -100,7 +118,7 @@ class Gang(Restarted):
                 member,
                 settings.config_yaml,
                 settings.secrets,
-                settings.is_on_several_machines,
+                settings.defaults,
                 resources=member.resources,
                 group=self._group,
                 index=index,
@@ -111,38 +129,64 @@ class Gang(Restarted):
             return await self._run_placed()
         finally:
             self.places = ()
-            self._discard()
+            self._kill()
 
     async def _run_placed(self) -> int:
-        answer = self._cluster.answer
-        places = await asyncio.gather(*(answer(actor.place.remote()) for actor in self._actors))
-        if any(place is None for place in places):
-            return LOST
-        self.places = places
-        self._on_start(self.spec.name, places[0].pid)
-        running = [asyncio.ensure_future(answer(actor.run.remote())) for actor in self._actors]
-        done, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        if others and all(task.result() == 0 for task in done):
+        members = list(zip(self._plan.members, self._actors, strict=True))
+        places = await asyncio.gather(*(self._place_of(*each) for each in members))
+        found = [place for place in places if place is not None]
+        if len(found) < len(places):
+            return 0 if self._draining.is_set() else LOST  # 0: it had not begun
+        self.places = found
+        self._on_start(self.spec.name, found[0].pid)
+        running = [asyncio.ensure_future(self._status_of(*each)) for each in members]
+        _, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        if others:
             await asyncio.wait(others, timeout=LEFT_ALONE_S)
-        statuses = [task.result() if task.result() is not None else LOST for task in running if task.done()]
-        status = next((each for each in statuses if each != 0), 0)
+        status = next((each for task in running if task.done() and (each := task.result()) != 0), 0)
         for task in running:
             task.cancel()
-        self._on_end(self.spec.name, places[0].pid, status)
+        self._lost_place = next((place for place in found if place.machine not in self._cluster.living()), None)
+        self._on_end(self.spec.name, found[0].pid, status)
         return status
 
-    def terminate(self) -> None:
-        self._draining.set()
-        self._ask_to_end()
+    async def _place_of(self, member: MemberPlan, actor: Actor) -> MemberPlace | None:
+        """Where an actor is, once it has a machine; None: it has ended before."""
+        try:
+            return await self._cluster.answer(actor.place.remote())
+        except (ActorLost, ActorFailed) as error:
+            self._tell(member, actor, error)
+            return None
 
-    def kill(self) -> None:
-        self._draining.set()
-        self._discard()
+    async def _status_of(self, member: MemberPlan, actor: Actor) -> int:
+        """How the process of an actor has ended."""
+        try:
+            return await self._cluster.answer(actor.run.remote())
+        except ActorLost as error:
+            self._tell(member, actor, error)
+            return LOST
+        except ActorFailed as error:
+            self._tell(member, actor, error)
+            return FAILED
 
-    def move(self) -> None:
-        """Let the members drain, and start them again on machines that stay."""
+    def _tell(self, member: MemberPlan, actor: Actor, error: Exception) -> None:
+        if actor in self._actors:  # else it was to end
+            log.warning(f"{member.name}: {error}")
+
+    def _has_lost_machine(self) -> bool:
+        return self._lost_place is not None
+
+    def _end(self, status: int) -> str:
+        lost = self._lost_place
+        return f"has lost its machine {lost.host} ({lost.address})" if lost is not None else super()._end(status)
+
+    def move(self) -> bool:
+        """Let the members drain, and start them again on machines that stay. False: they drain already."""
+        if self._is_moving or self._draining.is_set():
+            return False
         self._is_moving = True
         self._ask_to_end()
+        return True
 
     def resize(self, plan: GangPlan) -> None:
         """Let the members drain, and start those of another plan."""
@@ -151,11 +195,11 @@ class Gang(Restarted):
 
     def _ask_to_end(self) -> None:
         if not self.places:  # an actor without a machine hears nothing
-            self._discard()
+            self._kill()
         for actor in self._actors:
             actor.terminate.remote()
 
-    def _discard(self) -> None:
+    def _kill(self) -> None:
         """End the actors, and with them what is left of their processes."""
         actors, self._actors = self._actors, []
         for actor in actors:

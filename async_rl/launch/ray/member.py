@@ -15,6 +15,7 @@ from async_rl.durable.private_files import keep_files_private
 from async_rl.launch.fleet_plan import MemberPlan
 from async_rl.launch.member_spec import member_spec
 from async_rl.launch.ray.cluster import this_machine
+from async_rl.launch.ray.reach import wire_host
 from async_rl.supervision import Child, FatalExit, RestartPolicy
 
 
@@ -32,11 +33,11 @@ class MemberPlace:
 class FleetMember:
     """Starts the process once, and ends with it. It is the actor's child: the kernel ends it if the actor dies."""
 
-    def __init__(self, plan: MemberPlan, config_yaml: str, secrets: Mapping[str, str], is_one_of_several: bool) -> None:
-        """`config_yaml`: the run's configuration. `secrets`: environment variables that are not in it. `is_one_of_several`: the
-        fleet is on several machines."""
+    def __init__(self, plan: MemberPlan, config_yaml: str, secrets: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+        """`config_yaml`: the run's configuration. `secrets`, `defaults`: environment variables that are not in it; those of
+        this machine go before `defaults`."""
         keep_files_private()
-        self._plan, self._config_yaml, self._secrets, self._is_one_of_several = plan, config_yaml, secrets, is_one_of_several
+        self._plan, self._config_yaml, self._secrets, self._defaults = plan, config_yaml, secrets, defaults
         self._child: Child | None = None
         self._is_asked_to_end = False
 
@@ -58,8 +59,8 @@ class FleetMember:
                 self._plan,
                 config,
                 path,
-                {**os.environ, **self._secrets},
-                address=this_machine()[1] if self._is_one_of_several else None,
+                {**self._defaults, **os.environ, **self._secrets},
+                address=wire_host(config, this_machine()[1]),
                 policy=RestartPolicy(limit=0, silence_s=config.supervision.policy.silence_s),  # the fleet restarts it
                 log=config.run_folder / "logs" / f"{self._plan.name}.log" if self._plan.has_log else None,
             )

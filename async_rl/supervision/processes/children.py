@@ -37,7 +37,7 @@ class ChildSpec(RestartedSpec):
 
 
 class Child(Restarted):
-    """A child process. `terminate` sends it SIGTERM; `kill` kills its process tree.
+    """A child process. `terminate` sends it SIGTERM, once; `kill` kills its process tree.
 
     waits for:    the process to end, or `silence_s` without a heartbeat
     unblocked by: exit of the process; `terminate`; `kill`; cancellation
@@ -57,14 +57,11 @@ class Child(Restarted):
         self._was_silent = False
         self._predecessor: dict[str, str] = {}
 
-    def terminate(self) -> None:
-        self._draining.set()
+    def _ask_to_end(self) -> None:
         if self._is_running():
             self._signal_process(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Kill the process and all its descendants."""
-        self._draining.set()
+    def _kill(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return

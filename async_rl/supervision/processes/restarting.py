@@ -6,12 +6,13 @@ import asyncio
 import signal
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
-from async_rl.errors import meaning_of
+from async_rl.errors import RestartLimit, meaning_of
 from async_rl.supervision.processes.restarts import Finish, GiveUp, Restart, RestartPolicy, decide
 
 log = structlog.get_logger("async_rl.supervision")
@@ -25,6 +26,11 @@ class FatalExit(Exception):
         self.spec = spec
         self.status = status
         self.exit_code = exit_code
+
+    @property
+    def is_tried_again(self) -> bool:
+        """Whether it may end otherwise after a while, if its run goes on without it."""
+        return self.exit_code == RestartLimit.exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +61,12 @@ class Restarted(ABC):
         Raises FatalExit if it is not to be restarted. Cancellation kills it.
         """
         try:
-            while True:
+            while not self._draining.is_set():
                 status = await self._run_once()
                 if self._draining.is_set():
                     return status
-                decision = decide(status, restarts=self._restarts, now=time.monotonic(), policy=self.spec.policy)
+                now, is_lost = time.monotonic(), self._has_lost_machine()
+                decision = decide(status, restarts=self._restarts, now=now, policy=self.spec.policy, lost_machine=is_lost)
                 match decision:
                     case Finish():
                         return status
@@ -73,24 +80,37 @@ class Restarted(ABC):
                         )
                     case Restart():
                         log.warning(f"{self.spec.name} {self._end(status)}; restarting in {decision.after_s:g} s")
-                        if await self._drains_within(decision.after_s):
+                        if await self.drains_within(decision.after_s):
                             return status
                         if decision.counts:
                             self._restarts.append(time.monotonic())
+            return 0
         finally:
-            self.kill()
+            self._kill()
+
+    def terminate(self) -> None:
+        """Ask it to end, and restart it no more. May be repeated: it is asked once, because a second SIGTERM would end it
+        before it has drained."""
+        if not self._draining.is_set():
+            self._draining.set()
+            self._ask_to_end()
+
+    def kill(self) -> None:
+        """End it at once, and restart it no more."""
+        self._draining.set()
+        self._kill()
 
     @abstractmethod
     async def _run_once(self) -> int:
         """Run one attempt to its end and return its exit code, negative for a signal."""
 
     @abstractmethod
-    def terminate(self) -> None:
-        """Ask it to end, and restart it no more."""
+    def _ask_to_end(self) -> None:
+        """Let the attempt that runs drain."""
 
     @abstractmethod
-    def kill(self) -> None:
-        """End it at once."""
+    def _kill(self) -> None:
+        """End the attempt that runs, and all that it started."""
 
     def last_lines(self, count: int) -> list[str]:
         """Return the end of its output, as far as it can be read here."""
@@ -98,16 +118,19 @@ class Restarted(ABC):
             return []
         return self.spec.log.read_text(errors="replace").splitlines()[-count:]
 
+    async def drains_within(self, seconds: float | None) -> bool:
+        """Wait until it is asked to end. False: it was not, within that time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._draining.wait()
+        return self._draining.is_set()
+
     def _end(self, status: int) -> str:
         return how_it_ended(status)
 
-    async def _drains_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._draining.wait()
-        except TimeoutError:
-            return False
-        return True
+    def _has_lost_machine(self) -> bool:
+        """Whether the last attempt ended because its machine was lost, which is no crash."""
+        return False
 
 
 def how_it_ended(status: int) -> str:

@@ -66,10 +66,15 @@ class GiveUp:
     reason: str
 
 
-def decide(exit_code: int, *, restarts: Sequence[float], now: float, policy: RestartPolicy) -> Finish | Restart | GiveUp:
-    """Decide from the exit code (negative for a signal, as in asyncio) and the times of earlier restarts."""
+def decide(
+    exit_code: int, *, restarts: Sequence[float], now: float, policy: RestartPolicy, lost_machine: bool = False
+) -> Finish | Restart | GiveUp:
+    """Decide from the exit code (negative for a signal, as in asyncio), the times of earlier restarts, and whether the process
+    was lost with its machine."""
     if exit_code == 0:
         return Finish()
+    if lost_machine:
+        return Restart(after_s=policy.backoff_s, counts=False)
     if exit_code == EnvironmentBlocked.exit_code:  # the environment is recorded; the next worker pauses it
         return Restart(after_s=0.0, counts=False)
     if exit_code in FATAL_EXIT_CODES:

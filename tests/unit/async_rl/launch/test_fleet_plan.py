@@ -34,6 +34,15 @@ def test_what_is_named_replaces_what_a_process_needs_by_itself() -> None:
     assert fewer.resources["GPU"] == 0.5
 
 
+def test_the_processes_of_a_run_are_counted_by_the_cores_that_they_ask_for() -> None:
+    given = config(worker={"processes": 3}, evaluation={"every": 5}, launch={"worker_resources": {"CPU": 0.5}})
+    assert [each.name for each in plan.fleet(given, has_gpus=False)] == ["buffer", "learner", *WORKERS, "evaluator"]
+    assert plan.cores(given) == 3
+
+
+WORKERS = ("worker-0", "worker-1", "worker-2")
+
+
 @pytest.mark.parametrize(
     ("name", "index"), [("worker-0", 0), ("worker-12", 12), ("learner", None), ("learner-1", None), ("evaluator", None)]
 )

@@ -25,6 +25,7 @@ from async_rl.durable import failpoints
 from async_rl.errors import CheckpointError, ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, find_async_rl_error
 from async_rl.launch.local import children
 from async_rl.launch.run_supervisor import RunSupervisor
+from async_rl.launch.slurm.scripts import CONTINUES
 from async_rl.supervision import (
     Child,
     ChildSpec,
@@ -126,6 +127,11 @@ def test_some_exits_are_final(code: int) -> None:
     assert decision.exit_code == code
 
 
+def test_a_process_that_was_lost_with_its_machine_does_not_use_up_its_restarts() -> None:
+    decision = decide(-9, restarts=[10, 20, 30], now=40, policy=RestartPolicy(limit=3), lost_machine=True)
+    assert decision == Restart(after_s=0.5, counts=False)
+
+
 def test_a_worker_whose_environment_blocked_it_is_replaced_at_once_and_does_not_use_up_its_restarts() -> None:
     decision = decide(EnvironmentBlocked.exit_code, restarts=[10, 20, 30], now=40, policy=RestartPolicy(limit=3))
     assert decision == Restart(after_s=0.0, counts=False)
@@ -225,6 +231,71 @@ async def test_a_child_asked_to_drain_is_not_started_again(tmp_path: Path) -> No
         child.terminate()
     assert supervising.result() == 0
     assert (tmp_path / "child-ended").exists()
+
+
+DRAINS_UNTIL_A_FILE = """\
+import asyncio, pathlib, sys
+from async_rl.supervision import drain_on_signals
+async def main():
+    stop = drain_on_signals()
+    print("ready", flush=True)
+    await stop.wait()
+    print("draining", flush=True)
+    while not (pathlib.Path(sys.argv[1]) / "go").exists():
+        await asyncio.sleep(0.01)
+    print("saved", flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_a_child_that_drains_is_asked_once_however_often_its_supervisor_is(tmp_path: Path) -> None:
+    child = Child(child_spec(DRAINS_UNTIL_A_FILE, tmp_path), on_start=lambda *_: None)
+    async with asyncio.TaskGroup() as tasks:
+        supervising = tasks.create_task(child.supervise())
+        await until(says_ready(tmp_path, "child"))
+        child.terminate()
+        await until(lambda: child.last_lines(1) == ["draining"])
+        child.terminate()  # as a cluster that says every few seconds that it will take the machine away
+        (tmp_path / "go").touch()
+    assert supervising.result() == 0
+    assert child.last_lines(1) == ["saved"]
+
+
+SLURM_MEMBER = """\
+import asyncio, os, pathlib, sys
+from async_rl.launch.slurm.member import SlurmMember
+from async_rl.supervision import Child, ChildSpec
+folder = pathlib.Path(sys.argv[1])
+spec = ChildSpec(name="child", command=[sys.executable, "-c", sys.argv[2], str(folder)], environment=dict(os.environ),
+                 log=folder / "child.log")
+sys.exit(asyncio.run(SlurmMember(Child(spec, on_start=lambda *_: None)).run(leaves=False)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ((signal.SIGUSR1, signal.SIGTERM), 0),
+        ((signal.SIGTERM, signal.SIGTERM), 0),
+        ((signal.SIGUSR1, signal.SIGUSR1), CONTINUES),
+    ],
+)
+async def test_a_process_in_a_slurm_job_drains_although_its_job_is_told_twice(
+    tmp_path: Path, signals: tuple[signal.Signals, signal.Signals], code: int
+) -> None:
+    """Near its time limit and by `fleet stop`, or by `fleet stop` typed again."""
+    member = await asyncio.create_subprocess_exec(sys.executable, "-c", SLURM_MEMBER, str(tmp_path), DRAINS_UNTIL_A_FILE)
+    try:
+        await until(says_ready(tmp_path, "child"))
+        member.send_signal(signals[0])
+        await until(lambda: "draining" in (tmp_path / "child.log").read_text())
+        member.send_signal(signals[1])
+        (tmp_path / "go").touch()
+        assert await member.wait() == code
+    finally:
+        if member.returncode is None:
+            member.kill()
+    assert "saved" in (tmp_path / "child.log").read_text()
 
 
 def is_alive(pid: int) -> bool:
@@ -351,6 +422,67 @@ async def test_a_worker_that_was_left_out_is_tried_again(tmp_path: Path) -> None
         await until(lambda: len(list(tmp_path.glob("start-*"))) == 4)
         (tmp_path / "go").touch()
     assert running.result() == 0
+
+
+async def test_a_worker_that_was_left_out_can_be_removed_and_replaced_and_the_run_ends_as_ever(tmp_path: Path) -> None:
+    starts = children(roles(tmp_path, WAITS_FOR_A_FILE))
+    dies = child_spec(COUNTED + "sys.exit(1)", tmp_path, "worker-1")
+    supervisor = RunSupervisor(starts | children([dies]), tmp_path)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run(asyncio.Event()))
+        await all_ready(tmp_path, "buffer", "worker-0")
+        await until(lambda: "worker-1" in supervisor.left_out)
+
+        await supervisor.remove("worker-1")
+        assert "worker-1" not in supervisor.children
+        assert not supervisor.left_out
+
+        for name in ("worker-1", "worker-2"):
+            new = child_spec(WAITS_FOR_SIGTERM, tmp_path, name, name)
+            supervisor.add(name, children([new])[name])
+        await all_ready(tmp_path, "worker-1", "worker-2")
+        await supervisor.remove("worker-2")
+        assert (tmp_path / "worker-2-ended").exists(), "it had the time to drain"
+        assert set(supervisor.children) == {"buffer", "learner", "worker-0", "worker-1"}
+        (tmp_path / "go").touch()
+    assert running.result() == 0
+    assert {path.name for path in tmp_path.glob("*-ended")} == {f"{name}-ended" for name in ENDED}
+    assert len(list(tmp_path.glob("start-*"))) == 1 + QUICK.limit, "what was removed is not tried again"
+
+
+ENDED = ("buffer", "worker-0", "worker-1", "worker-2")
+
+
+async def test_a_worker_that_is_removed_while_the_run_ends_drains_once(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    *others, _ = roles(tmp_path, WAITS_FOR_SIGTERM)
+    supervisor = RunSupervisor(children([*others, child_spec(DRAINS_UNTIL_A_FILE, tmp_path, "worker-0")]), tmp_path)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run(stop))
+        await all_ready(tmp_path, "buffer", "learner", "worker-0")
+        removing = tasks.create_task(supervisor.remove("worker-0"))
+        await until(lambda: "draining" in (tmp_path / "worker-0.log").read_text())
+        stop.set()
+        await until(lambda: (tmp_path / "learner-ended").exists())
+        (tmp_path / "go").touch()
+        await removing
+    assert running.result() == 0
+    assert "saved" in (tmp_path / "worker-0.log").read_text()
+
+
+async def test_a_learner_that_fails_after_workers_were_removed_is_not_said_to_be_the_last_worker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails = WAITS_FOR_A_FILE + f"sys.exit({CheckpointError.exit_code})"
+    more = child_spec(WAITS_FOR_SIGTERM, tmp_path, "worker-1", "worker-1")
+    supervisor = RunSupervisor(children([*roles(tmp_path, fails), more]), tmp_path)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run(asyncio.Event()))
+        await all_ready(tmp_path, "buffer", "worker-0", "worker-1")
+        await supervisor.remove("worker-1")
+        (tmp_path / "go").touch()
+    assert running.result() == CheckpointError.exit_code
+    assert "no other worker" not in capsys.readouterr().err
 
 
 async def test_the_run_ends_when_no_worker_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
