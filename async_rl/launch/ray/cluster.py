@@ -24,6 +24,11 @@ Actor = Any
 class ActorLost(Exception):
     """An actor has ended, or its machine. The message says why, as far as Ray knows."""
 
+    def __init__(self, cause: str, *, is_certain: bool) -> None:
+        """`is_certain`: Ray knows that it has ended; it is not only out of reach."""
+        super().__init__(cause)
+        self.is_certain = is_certain
+
 
 class ActorFailed(Exception):
     """A method of an actor has raised an exception, which is the cause."""
@@ -121,7 +126,8 @@ class Cluster:
         except self._ray.exceptions.RayTaskError as error:
             raise ActorFailed(_last_line(error)) from error
         except self._ray.exceptions.RayError as error:
-            raise ActorLost(_cause(error)) from error
+            is_certain = not isinstance(error, self._ray.exceptions.ActorUnavailableError)
+            raise ActorLost(_cause(error), is_certain=is_certain) from error
 
     def machines(self) -> list[Mapping[str, Any]]:
         """The machines that live: NodeID, NodeManagerAddress, Resources, ..."""

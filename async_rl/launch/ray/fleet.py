@@ -22,7 +22,7 @@ from async_rl.launch import fleet_plan as plan
 from async_rl.launch.learner_nodes import LearnerNodes, learner_sizes
 from async_rl.launch.ray.cluster import Actor, ActorLost, Cluster
 from async_rl.launch.ray.desk import Desk, DrainOne, FleetRequest, ProcessRow, Scale, StopAll, desk_name
-from async_rl.launch.ray.gang import FleetSettings, Gang, starts
+from async_rl.launch.ray.gang import LOOK_S, FleetSettings, Gang, starts
 from async_rl.launch.ray.reach import check
 from async_rl.launch.run_supervisor import RunSupervisor, Start
 from async_rl.supervision import drain_on_signals
@@ -34,9 +34,6 @@ SECRETS = ("ASYNC_RL_REDIS_PASSWORD", "ASYNC_RL_GATEWAY_TOKEN", "HF_TOKEN", "WAN
 
 DEFAULTS = ("HF_HOME", "GLOO_", "NCCL_")
 """Beginnings of the names of those that they get unless their machine has its own, such as another name of an interface."""
-
-LOOK_S = 2.0
-"""Seconds between two looks at the cluster: it tells of preempted machines, and of waiting processes, only when asked."""
 
 TOLD_AFTER_S = 10.0
 """Seconds until a process that waits for a machine is told."""
@@ -115,7 +112,7 @@ class Fleet:
                     log.warning(f"{name} leaves {gang.where}, which the cluster will take away")
                 waiting[name] = waiting.get(name, 0.0) + LOOK_S if gang.is_waiting else 0.0
                 if TOLD_AFTER_S <= waiting[name] < TOLD_AFTER_S + LOOK_S:
-                    log.warning(f"{name} waits for a machine with {gang.needs} free")
+                    log.warning(f"{name} waits for a machine{gang.needs}, or starts slowly on one")
             self._check_new_machines()
             if (learner := gangs.get("learner")) is not None:
                 self._resize_learner(learner)

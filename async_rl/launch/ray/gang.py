@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,13 @@ from async_rl.supervision import Restarted, RestartPolicy
 from async_rl.supervision.processes.restarting import RestartedSpec
 
 log = structlog.get_logger("async_rl.fleet")
+
+LOOK_S = 2.0
+"""Seconds between two looks at the cluster, which tells only when asked that machines are preempted or lost, and that processes
+wait."""
+
+NOTICED_WITHIN_S = 40.0
+"""Seconds within which Ray notices that a machine is lost, after an actor there was out of reach."""
 
 LEFT_ALONE_S = 5.0
 """Seconds that the other members get to end by themselves after one ended."""
@@ -68,6 +76,7 @@ class Gang(Restarted):
         self._actors: list[Actor] = []
         self._group: Any = None
         self._is_moving = False
+        self._is_out_of_reach = False
         self._lost_place: MemberPlace | None = None
         self.places: Sequence[MemberPlace] = ()
         """Where the members are; empty while they wait for machines."""
@@ -85,8 +94,9 @@ class Gang(Restarted):
 
     @property
     def needs(self) -> str:
-        """What a member needs of its machine."""
-        return ", ".join(f"{name}: {number:g}" for name, number in self.resources.items() if number)
+        """What a member needs of its machine, as words after "machine"."""
+        needed = ", ".join(f"{name}: {number:g}" for name, number in self.resources.items() if number)
+        return f" with {needed} free" if needed else ""
 
     @property
     def resources(self) -> Mapping[str, float]:
@@ -107,7 +117,7 @@ class Gang(Restarted):
                 return status
 
     async def _run_anywhere(self) -> int:
-        self._lost_place = None
+        self._is_out_of_reach, self._lost_place = False, None
         members = self._plan.members
         if len(members) > 1 or self._plan.is_elastic:
             self._group = self._cluster.reserve([member.resources for member in members])
@@ -146,7 +156,7 @@ class Gang(Restarted):
         status = next((each for task in running if task.done() and (each := task.result()) != 0), 0)
         for task in running:
             task.cancel()
-        self._lost_place = next((place for place in found if place.machine not in self._cluster.living()), None)
+        self._lost_place = await self._find_lost(found)
         self._on_end(self.spec.name, found[0].pid, status)
         return status
 
@@ -164,10 +174,20 @@ class Gang(Restarted):
             return await self._cluster.answer(actor.run.remote())
         except ActorLost as error:
             self._tell(member, actor, error)
+            self._is_out_of_reach = self._is_out_of_reach or not error.is_certain
             return LOST
         except ActorFailed as error:
             self._tell(member, actor, error)
             return FAILED
+
+    async def _find_lost(self, places: Sequence[MemberPlace]) -> MemberPlace | None:
+        """The first place whose machine is lost. If an actor is only out of reach, Ray may yet notice why."""
+        until = time.monotonic() + (NOTICED_WITHIN_S if self._is_out_of_reach else 0.0)
+        while True:
+            living = self._cluster.living()
+            lost = next((place for place in places if place.machine not in living), None)
+            if lost is not None or time.monotonic() >= until or await self.drains_within(LOOK_S):
+                return lost
 
     def _tell(self, member: MemberPlan, actor: Actor, error: Exception) -> None:
         if actor in self._actors:  # else it was to end
