@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from async_rl.cli.grammar import CommandLine, Option, Verb
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from async_rl.config import Config
     from async_rl.launch.ray.cluster import Cluster
     from async_rl.launch.ray.desk import FleetRequest
+    from async_rl.launch.slurm.queue import Job
+
+    OnSlurm = Callable[[Config, Sequence[Job]], str]
 
 HERE = "auto"
 ADDRESS = Option(
@@ -32,7 +35,7 @@ def ls(line: CommandLine) -> int:
     return _ask(
         line,
         lambda cluster, run: _table((row.name, row.where) for row in fleet_rows(cluster, run)),
-        lambda config: _table((fleet.name_of(config, job), fleet.where(job)) for job in fleet.jobs_of(config)),
+        lambda config, jobs: _table((fleet.name_of(config, job), fleet.where(job)) for job in jobs),
     )
 
 
@@ -44,7 +47,7 @@ def scale(line: CommandLine) -> int:
     if not wanted.isdecimal():
         raise ConfigError(f"fleet scale {wanted}: name the number of workers, such as `async-rl fleet scale 4`")
     on_ray = _request(Scale(workers=int(wanted)))
-    return _ask(line, on_ray, lambda config: fleet.scale(config, int(wanted)), over_redis=_cannot_scale)
+    return _ask(line, on_ray, lambda config, jobs: fleet.scale(config, jobs, int(wanted)), over_redis=_cannot_scale)
 
 
 def drain(line: CommandLine) -> int:
@@ -52,14 +55,14 @@ def drain(line: CommandLine) -> int:
     from async_rl.launch.slurm import fleet
 
     name = line.operands[0]
-    return _ask(line, _request(DrainOne(name=name)), lambda config: fleet.drain(config, name))
+    return _ask(line, _request(DrainOne(name=name)), lambda config, jobs: fleet.drain(config, jobs, name))
 
 
 def stop(line: CommandLine) -> int:
     from async_rl.launch.ray.desk import StopAll
     from async_rl.launch.slurm import fleet
 
-    return _ask(line, _request(StopAll()), fleet.stop)
+    return _ask(line, _request(StopAll()), lambda _config, jobs: fleet.stop(jobs))
 
 
 def _over_redis(line: CommandLine) -> NoReturn:
@@ -70,30 +73,44 @@ def _over_redis(line: CommandLine) -> NoReturn:
 
 def _cannot_scale(_line: CommandLine) -> NoReturn:
     raise ConfigError(
-        "only `async-rl launch ray` and `launch slurm` can scale a fleet, and neither has started this one; elsewhere start "
-        "workers with `async-rl worker --join` and end them with `async-rl fleet drain`"
+        "only `async-rl launch ray` and `launch slurm` can scale a fleet, and neither this machine's Ray cluster nor Slurm's "
+        "queue has this one; elsewhere start workers with `async-rl worker --join` and end them with `async-rl fleet drain`"
     )
 
 
 def _ask(
     line: CommandLine,
     on_ray: Callable[[Cluster, str], str],
-    on_slurm: Callable[[Config], str],
+    on_slurm: OnSlurm,
     over_redis: Callable[[CommandLine], NoReturn] = _over_redis,
 ) -> int:
-    """Ask what has started the fleet, and print its answer."""
+    """Ask what runs the fleet, and print its answer."""
     address = line.text("address", HERE)
     if "://" in address:
         over_redis(line)
     config = load_unfetched(line.config)
-    if (config.run_folder / "slurm").exists():  # the scripts of `launch slurm`
-        print(on_slurm(config))
+    if address == HERE and (jobs := _slurm_jobs(config)):
+        print(on_slurm(config, jobs))
     elif (cluster := _ray_cluster(address, config.run.name)) is not None:
         with cluster:
             print(on_ray(cluster, config.run.name))
     else:
         over_redis(line)
     return 0
+
+
+def _slurm_jobs(config: Config) -> Sequence[Job]:
+    """The jobs in Slurm's queue of a run that `launch slurm` has written scripts for."""
+    from async_rl.launch.slurm import queue
+
+    if not (config.run_folder / "slurm").exists():
+        return []
+    try:
+        return queue.jobs_if_here(config.run_folder)
+    except queue.NoAnswer as error:
+        raise ConfigError(
+            f"{error}; run {config.run.name!r} has been on Slurm: ask again, or name the --address of its Ray cluster or Redis"
+        ) from error
 
 
 def _ray_cluster(address: str, run: str) -> Cluster | None:

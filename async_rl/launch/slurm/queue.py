@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,13 @@ LEAVES = "async-rl: drains"
 """Comment of a job that was asked to drain and will not come back."""
 
 _SHOWN = "%i|%T|%N|%r|%k|%j|%Z"
+
+_UNANSWERED = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "standby mode")
+"""What a command says if the controller is away or too busy; every other refusal is an answer."""
+
+
+class NoAnswer(ConfigError):
+    """Slurm's controller does not answer now; it may later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,16 @@ def jobs_in(folder: Path) -> list[Job]:
     return [job for row in rows if (job := parse_row(row, folder)) is not None]
 
 
+def jobs_if_here(folder: Path) -> list[Job]:
+    """As `jobs_in`; none if Slurm is not installed or not configured on this machine. Raises NoAnswer."""
+    try:
+        return jobs_in(folder)
+    except NoAnswer:
+        raise
+    except ConfigError:
+        return []
+
+
 def parse_row(row: str, folder: Path) -> Job | None:
     """The job of a row of squeue; None if it belongs elsewhere."""
     job_id, state, nodes, reason, comment, name, place = row.split("|", maxsplit=6)
@@ -59,8 +77,13 @@ def submit(script: Path, *options: str) -> str:
     return _slurm("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
 
 
+def cancel(jobs: Sequence[str]) -> None:
+    """Cancel jobs, whether they wait or run. Raises NoAnswer."""
+    _slurm("scancel", *jobs, may_be_gone=True)
+
+
 def drain(job: Job) -> None:
-    """Let a job end and not come back: at once if it waits, else by SIGTERM to its processes."""
+    """Let a job end and not come back: at once if it waits, else by SIGTERM to its processes. Raises NoAnswer."""
     if job.is_pending:
         _slurm("scancel", "--state=PENDING", job.id, may_be_gone=True)
     _slurm("scontrol", "update", f"JobId={job.id}", f"Comment={LEAVES}", may_be_gone=True)  # it may have begun meanwhile
@@ -68,17 +91,20 @@ def drain(job: Job) -> None:
 
 
 def is_leaving(job_id: str) -> bool:
-    """Whether a job was asked to drain before its processes could hear it."""
+    """Whether a job was asked to drain before its processes could hear it. Raises NoAnswer."""
     return LEAVES in _slurm("squeue", "--noheader", f"--jobs={job_id}", "--format=%k", may_be_gone=True)
 
 
-def has_gpus() -> bool:
-    """Whether a node of the cluster has GPUs. Raises ConfigError."""
-    return "gpu" in _slurm("sinfo", "--noheader", "--format=%G")
+def has_gpus(partitions: Collection[str]) -> bool:
+    """Whether one of these partitions has nodes with GPUs; of none, whether the default one has. Raises ConfigError."""
+    rows = [row.split("|") for row in _slurm("sinfo", "--all", "--noheader", "--format=%P|%G").splitlines()]
+    wanted = partitions or [name for name, _ in rows if name.endswith("*")] or [name for name, _ in rows]
+    names = {name.rstrip("*") for name in wanted}
+    return any("gpu" in resources for name, resources in rows if name.rstrip("*") in names)
 
 
 def _slurm(*command: str, may_be_gone: bool = False) -> str:
-    """Run a command and return what it prints; with `may_be_gone`, its failure is none."""
+    """Run a command and return what it prints; with `may_be_gone`, only NoAnswer is raised."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
@@ -86,7 +112,10 @@ def _slurm(*command: str, may_be_gone: bool = False) -> str:
             f"{command[0]} is not installed here: run this where jobs of Slurm are submitted, or write the scripts alone "
             "with --dry-run"
         ) from error
-    if done.returncode and not may_be_gone:
-        said = done.stderr.strip().splitlines()
-        raise ConfigError(f"{command[0]} refuses: {said[-1] if said else f'exit code {done.returncode}'}")
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        if any(text in done.stderr for text in _UNANSWERED):
+            raise NoAnswer(f"{command[0]} gets no answer: {said}")
+        if not may_be_gone:
+            raise ConfigError(f"{command[0]} refuses: {said}")
     return done.stdout

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from async_rl.config import Config
@@ -58,17 +59,48 @@ def kind_of(config: Config, name: str) -> str:
     return next((kind for kind in KINDS if job_name(config, kind) == name), name)
 
 
-def scripts(config: Config, *, has_gpus: bool) -> dict[str, str]:
-    """The script of each kind of process. Raises ConfigError if the learner's ranks cannot be divided over its machines."""
+def own_options(config: Config, kind: str) -> list[str]:
+    """The options that the configuration gives the jobs of this kind."""
     given = config.launch.slurm
+    return [*given.options, *(given.learner_options if kind == "learner" else given.worker_options)]
+
+
+def partitions_of(options: Iterable[str]) -> list[str]:
+    """The partitions that options of sbatch name. Empty: none, jobs go to the default one."""
+    named = _named(options).partition
+    return named.split(",") if named else []
+
+
+def check_options(config: Config) -> None:
+    """Refuse options that hide jobs of the run from `fleet` and from each other. Raises ConfigError."""
+    named = [_named(own_options(config, kind)) for kind in KINDS]
+    if any(each.job_name or each.chdir for each in named):
+        raise ConfigError(
+            "launch.slurm options: the jobs of a run are found by their names and by their working directory; take out "
+            "--job-name (-J) and --chdir (-D), and choose run.name and run.folder"
+        )
+
+
+def _named(options: Iterable[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for names in (("-p", "--partition"), ("-J", "--job-name"), ("-D", "--chdir")):
+        parser.add_argument(*names)
+    try:
+        return parser.parse_known_args([word for option in options for word in shlex.split(option)])[0]
+    except (ValueError, argparse.ArgumentError) as error:
+        raise ConfigError(f"launch.slurm options: {error}") from error
+
+
+def scripts(config: Config, *, on_gpus: Collection[str]) -> dict[str, str]:
+    """The script of each kind of process. `on_gpus`: the kinds whose jobs may ask for GPUs. Raises ConfigError if the learner's
+    ranks cannot be divided over its machines."""
     _check_sizes(config)
     plans = {
-        "learner": fleet_plan.learner(config, has_gpus=has_gpus),
-        "worker": fleet_plan.worker(config, 0, has_gpus=has_gpus),
-        **({"evaluator": fleet_plan.evaluator(config, has_gpus=has_gpus)} if config.evaluation.every else {}),
+        "learner": fleet_plan.learner(config, has_gpus="learner" in on_gpus),
+        "worker": fleet_plan.worker(config, 0, has_gpus="worker" in on_gpus),
+        **({"evaluator": fleet_plan.evaluator(config, has_gpus="evaluator" in on_gpus)} if config.evaluation.every else {}),
     }
-    own = {"learner": given.learner_options}
-    return {kind: _script(config, kind, plan, own.get(kind, given.worker_options)) for kind, plan in plans.items()}
+    return {kind: _script(config, kind, plan) for kind, plan in plans.items()}
 
 
 def _check_sizes(config: Config) -> None:
@@ -80,7 +112,7 @@ def _check_sizes(config: Config) -> None:
         )
 
 
-def _script(config: Config, kind: str, plan: GangPlan, own_options: Iterable[str]) -> str:
+def _script(config: Config, kind: str, plan: GangPlan) -> str:
     folder = config.run_folder
     options = [
         f"--job-name={job_name(config, kind)}",
@@ -90,8 +122,7 @@ def _script(config: Config, kind: str, plan: GangPlan, own_options: Iterable[str
         "--requeue",
         f"--signal=USR1@{config.launch.slurm.warn_s}",
         *_places(plan, fewest=config.launch.fewest_nodes if plan.is_elastic else len(plan.members)),
-        *config.launch.slurm.options,
-        *own_options,
+        *own_options(config, kind),
     ]
     words = [sys.executable, "-P", "-m", "async_rl.launch.slurm.member", kind, "@", str(folder / "config.yaml")]
     return "\n".join(
@@ -126,13 +157,13 @@ def _places(plan: GangPlan, *, fewest: int) -> list[str]:
     ]
 
 
-def write_scripts(config: Config, *, has_gpus: bool) -> dict[str, Path]:
+def write_scripts(config: Config, *, on_gpus: Collection[str]) -> dict[str, Path]:
     """Write the scripts into the run's folder and return their paths, by kind of process."""
     folder = config.run_folder / "slurm"
     folder.mkdir(exist_ok=True)
     (config.run_folder / "logs").mkdir(exist_ok=True)  # Slurm does not create it
     paths: dict[str, Path] = {}
-    for kind, text in scripts(config, has_gpus=has_gpus).items():
+    for kind, text in scripts(config, on_gpus=on_gpus).items():
         paths[kind] = folder / f"{kind}.sbatch"
         paths[kind].write_text(text)
     return paths

@@ -56,10 +56,10 @@ def test_each_machine_has_as_many_ranks_on_fewer_machines() -> None:
 
 
 def test_slurm_may_give_any_number_between_both_and_numbers_that_it_must_not_give_are_refused() -> None:
-    script = scripts(config({"processes": 4}, learner_nodes=4, learner_nodes_min=2), has_gpus=False)["learner"]
+    script = scripts(config({"processes": 4}, learner_nodes=4, learner_nodes_min=2), on_gpus=())["learner"]
     assert "#SBATCH --nodes=2-4\n" in script
     with pytest.raises(ConfigError, match=r"learner_nodes_min \(2\): Slurm may give any number of nodes up to 4, but 3 cannot"):
-        scripts(config({"tensor": 2, "processes": 4}, learner_nodes=4, learner_nodes_min=2), has_gpus=False)
+        scripts(config({"tensor": 2, "processes": 4}, learner_nodes=4, learner_nodes_min=2), on_gpus=())
 
 
 def decided(*seen: int | None, nodes: int = 4, resize_s: float = 4.0) -> list[int]:

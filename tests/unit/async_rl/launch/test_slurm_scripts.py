@@ -10,7 +10,7 @@ from async_rl.cli.main import dispatch
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.launch.slurm import fleet, queue
-from async_rl.launch.slurm.scripts import CONTINUES, scripts
+from async_rl.launch.slurm.scripts import CONTINUES, KINDS, partitions_of, scripts
 from tests.support.repository import ROOT
 
 
@@ -44,7 +44,7 @@ def test_a_learner_on_two_nodes_asks_for_an_equal_part_of_its_ranks_on_each() ->
         },
         evaluation={"every": 5},
     )
-    made = scripts(given, has_gpus=True)
+    made = scripts(given, on_gpus=KINDS)
     assert list(made) == ["learner", "worker", "evaluator"]
     learner = options(made["learner"])
     assert learner[-5:] == ["--nodes=2", "--cpus-per-task=64", "--gres=gpu:8", "--time=60", "--exclusive"]
@@ -54,9 +54,9 @@ def test_a_learner_on_two_nodes_asks_for_an_equal_part_of_its_ranks_on_each() ->
 
 
 def test_a_kind_of_gpu_replaces_any_gpu() -> None:
-    made = scripts(config(launch={"worker_resources": {"gpu:l40s": 1, "nvme": 2}}), has_gpus=True)
+    made = scripts(config(launch={"worker_resources": {"gpu:l40s": 1, "nvme": 2}}), on_gpus=KINDS)
     assert "--gres=gpu:l40s:1,nvme:2" in options(made["worker"])
-    assert not [option for option in options(scripts(config(), has_gpus=False)["worker"]) if "gres" in option]
+    assert not [option for option in options(scripts(config(), on_gpus=())["worker"]) if "gres" in option]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_a_script_does_with_an_exit_code(tmp_path: Path, kind: str, code: i
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURM_CPUS_PER_TASK": "1"}
-    done = subprocess.run(["bash", "-c", scripts(config(), has_gpus=False)[kind]], env=environment)
+    done = subprocess.run(["bash", "-c", scripts(config(), on_gpus=())[kind]], env=environment)
     assert done.returncode == exits
     asked = tmp_path / "asked"
     assert (asked.read_text() if asked.exists() else "") == ("requeue 12\n" if requeues else "")
@@ -105,6 +105,27 @@ def test_a_run_that_jobs_could_not_share_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"wire\.insecure is false"):
         fleet.check(config(redis={"url": "rediss://store:6379"}))
     fleet.check(config(redis={"url": "rediss://store:6379"}, wire={"insecure": True}))
+
+
+@pytest.mark.parametrize("option", ["--job-name=mine", "-J mine", "--chdir=/tmp", "-D/tmp"])
+def test_an_option_that_hides_a_job_from_its_run_is_refused(option: str) -> None:
+    given = config(redis={"url": "redis://127.0.0.1"}, launch={"slurm": {"worker_options": [option]}})
+    with pytest.raises(ConfigError, match=r"found by their names and by their working directory; take out"):
+        fleet.check(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ([], []),
+        (["--time=60", "--exclusive"], []),
+        (["--partition=a100,h200", "-N2"], ["a100", "h200"]),
+        (["--partition=cpu", "-p gpu --mem 8G"], ["gpu"]),  # as for sbatch, the last one counts
+        (["-pgpu"], ["gpu"]),
+    ],
+)
+def test_partitions_that_options_name(options: list[str], named: list[str]) -> None:
+    assert partitions_of(options) == named
 
 
 def test_an_option_that_is_none_is_refused() -> None:
