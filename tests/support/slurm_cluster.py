@@ -1,5 +1,6 @@
 """A real Slurm cluster on this machine, in a folder: munge, slurmctld, and a slurmd for each node. Needs root.
 
+Jobs of the partition `urgent` preempt those of `main`, and after two minutes those of `graced`.
 A node is a slurmd with a host name and a process namespace of its own: killing its first process is a power failure.
 """
 
@@ -44,7 +45,11 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=10
 MinJobAge=10
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 MaxTime=INFINITE State=UP
+PartitionName=graced Nodes=ALL PriorityTier=1 GraceTime=120 MaxTime=INFINITE State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=2 MaxTime=INFINITE State=UP
 """
 
 
@@ -86,7 +91,10 @@ class SlurmCluster:
 
     def is_up(self) -> bool:
         states = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%T"], env=self.environment, capture_output=True, text=True
+            ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
         ).stdout.split()
         return len(states) == len(self._ports) and all(state == "idle" for state in states)
 

@@ -95,6 +95,12 @@ def is_leaving(job_id: str) -> bool:
     return LEAVES in _slurm("squeue", "--noheader", f"--jobs={job_id}", "--format=%k", may_be_gone=True)
 
 
+def is_preempted(job_id: str) -> bool:
+    """Whether Slurm takes a job's nodes for another one. Raises NoAnswer."""
+    shown = _slurm("squeue", "--noheader", f"--jobs={job_id}", "--Format=PreemptTime", may_be_gone=True)
+    return shown.strip() not in ("", "N/A", "NONE", "None")
+
+
 def has_gpus(partitions: Collection[str]) -> bool:
     """Whether one of these partitions has nodes with GPUs; of none, whether the default one has. Raises ConfigError."""
     rows = [row.split("|") for row in _slurm("sinfo", "--all", "--noheader", "--format=%P|%G").splitlines()]

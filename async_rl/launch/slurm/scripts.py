@@ -17,6 +17,9 @@ from async_rl.launch.learner_nodes import learner_sizes
 CONTINUES = 75
 """Exit code of a process that ended because its job's time is nearly over."""
 
+PREEMPTED = 76
+"""Exit code of a process that ended because Slurm takes its job's nodes for another job."""
+
 LEFT_ALONE_S = 60
 """Seconds that the ranks on other nodes get to end by themselves after those on one node ended."""
 
@@ -33,18 +36,18 @@ _ABOUT = {
 # chain resumes from it. After its last step it cancels what is left of the run in the queue.""",
     "worker": """\
 # The rollout workers of run {run}, one for each task of the array. Before the time limit Slurm sends USR1: a worker drains and
-# is queued again. After TERM it drains and ends.""",
+# is queued again, unless the queue has no learner job of the run any more. After TERM it drains and ends.""",
     "evaluator": """\
-# The evaluator of run {run}. Before the time limit Slurm sends USR1: it ends and is queued again.""",
+# The evaluator of run {run}. Before the time limit Slurm sends USR1: it ends and is queued again, as workers are.""",
 }
 
 _REQUEUED = f"""\
-  {CONTINUES} | 137 | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # time is nearly over, or it was killed"""
+  {CONTINUES} | {PREEMPTED} | 137 | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # time nearly over, preempted, or killed"""
 
 _AFTER = {
     "learner": f"""\
-  {CONTINUES}) exit 0 ;;                                       # time is nearly over: the next job of the chain goes on
-  137 | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # it was killed""",
+  {CONTINUES}) exit 0 ;;  # time is nearly over: the next job of the chain goes on
+  {PREEMPTED} | 137 | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # preempted, or killed""",
     "worker": _REQUEUED,
     "evaluator": _REQUEUED,
 }

@@ -94,6 +94,16 @@ class Fleet:
         rows = self.cluster.ask("squeue", "--noheader", "--format=%i %T %j").splitlines()
         return next(row for row in rows if "RUNNING fleet-l" in row).split()[0]
 
+    @contextmanager
+    def preempted(self) -> Iterator[None]:
+        """Another job has all nodes while inside."""
+        wanted = ("--partition=urgent", "--nodes=2", "--exclusive", "--chdir=/", "--output=/dev/null", "--wrap=sleep infinity")
+        job = self.cluster.ask("sbatch", "--parsable", *wanted).strip()
+        asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T")
+        until(lambda: self.cluster.ask(*asked).strip() == "RUNNING", "another job has the nodes", within_s=EVENT_S)
+        yield
+        self.cluster.ask("scancel", job)
+
     def until_ranks(self, wanted: int) -> None:
         """Wait until so many data-parallel ranks have written the newest checkpoint."""
         folder = self.config.run_folder / "checkpoints"
@@ -190,6 +200,48 @@ def test_an_array_grows_and_shrinks_a_killed_task_is_queued_again_and_a_chain_tr
         assert len(lives(run.config)) == 2
         written = [file.read_text() for file in (run.path, *(run.config.run_folder / "slurm").iterdir())]
         assert not any(PASSWORD in text for text in written)
+
+
+@pytest.mark.parametrize("partition", ["main", "graced"])
+def test_preempted_jobs_are_queued_again(tmp_path: Path, partition: str) -> None:
+    with fleet(
+        tmp_path,
+        "--workers",
+        1,
+        learner={"steps": 10_000, "checkpoint_every": 2, "optimizer": {"learning_rate": 1e-3}},
+        launch={"slurm": {"options": ["--time=60", f"--partition={partition}"]}},
+    ) as run:
+        run.until_steps(2)
+        with run.preempted():
+            run.until_row("learner", "waits")
+            run.until_row("worker-0", "waits")
+        run.until_said("learner-*", "resumes from step")
+        run.until_said("worker-0", "first weights loaded", times=2)
+        run.until_steps(2)
+        assert run.ask("stop") == "the fleet drains\n"
+        run.until_empty()
+        check(run.config, steps=last_step(run.config))
+
+
+def test_a_cancelled_task_drains_and_workers_end_with_the_last_learner_that_is_cancelled(tmp_path: Path) -> None:
+    with fleet(
+        tmp_path,
+        "--workers",
+        2,
+        learner={"steps": 10_000, "checkpoint_every": 2, "optimizer": {"learning_rate": 1e-3}},
+        launch={"slurm": {"learner_jobs": 2, "options": ["--time=60"]}},
+    ) as run:
+        run.until_said("worker-1", "first weights loaded")
+        run.until_steps(2)
+        run.cluster.ask("scancel", run.until_row("worker-1", "job ").rpartition("job ")[2])
+        until(lambda: set(run.rows()) == {"learner", "worker-0"}, "the cancelled worker has ended", within_s=EVENT_S)
+        run.cluster.ask("scancel", run.running_learner())
+        run.until_said("learner-*", "resumes from step")
+        run.until_steps(2)
+        run.cluster.ask("scancel", run.running_learner())
+        run.until_said("worker-0", "no learner job of this run any more")
+        run.until_empty()
+        check(run.config, steps=last_step(run.config))
 
 
 def test_a_learner_goes_on_with_the_node_that_is_left_and_has_both_in_its_next_job(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +12,18 @@ import pytest
 import yaml
 
 from async_rl.cli.main import dispatch
+from async_rl.config import Config
+from async_rl.config.loading import load_file
 from async_rl.errors import ConfigError
+from async_rl.launch.slurm.learner_watch import LearnerWatch
+from async_rl.launch.slurm.member import SlurmMember, end_run
+from async_rl.launch.slurm.scripts import CONTINUES
+from async_rl.supervision import Child, ChildSpec, RestartPolicy
 from tests.support.repository import ROOT
+from tests.support.waiting import PATIENCE_S, eventually
 
 AWAY = "Unable to contact slurm controller (connect failure)"
+GONE = "Invalid job id specified"
 
 
 class Commands:
@@ -25,13 +36,23 @@ class Commands:
     def write(self, name: str, script: str) -> None:
         path = self._folder / "bin" / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(
+        new, away = self._folder / "new", self._away(name)
+        new.write_text(
             f"""#!/bin/bash
 echo "{name} $*" >> {self._folder}/calls
+if [ -e {away} ]; then /bin/rm {away}; echo "{AWAY}" >&2; exit 1; fi
 {script}
 """
         )
-        path.chmod(0o755)
+        new.chmod(0o755)
+        new.rename(path)  # a call that began is answered as before
+
+    def lose_next(self, name: str) -> None:
+        """The controller does not answer the next call of a command."""
+        self._away(name).touch()
+
+    def _away(self, name: str) -> Path:
+        return self._folder / f"{name}-is-away"
 
     def fail(self, name: str, said: str) -> None:
         self.write(name, f"echo '{said}' >&2; exit 1")
@@ -52,6 +73,10 @@ echo "{name} $*" >> {self._folder}/calls
         path.write_text(yaml.safe_dump({"launch": {"slurm": sections}}))
         given = ("--run.name", "shapes", "--run.folder", str(self._folder / "runs"), "--redis.url", "redis://127.0.0.1")
         return dispatch(["launch", "slurm", "@", str(ROOT / "configs/quickstart.yaml"), "@", str(path), *given, *words])
+
+    def config(self) -> Config:
+        """Of a run that was launched."""
+        return load_file(Config, self.run_folder / "config.yaml")
 
 
 @pytest.fixture
@@ -133,3 +158,62 @@ def test_a_fleet_is_asked_on_slurm_while_its_jobs_are_in_the_queue(slurm: Comman
     slurm.fail("squeue", AWAY)
     with pytest.raises(ConfigError, match=r"squeue gets no answer: .* ask again, or name the --address"):
         dispatch(["fleet", "scale", "3", *path])
+
+
+def test_a_learner_at_its_end_asks_a_controller_that_is_away_again(slurm: Commands) -> None:
+    slurm.launch("--device", "cpu", "--dry-run")
+    slurm.queue("12 RUNNING learner", "13_0 RUNNING worker", "13_1 PENDING worker")
+    slurm.lose_next("squeue")
+    slurm.write("scancel", "")
+    slurm.lose_next("scancel")
+    slurm.fail("scontrol", GONE)
+    end_run(slurm.config(), "12", is_out_of_time=False)
+    assert [call for call in slurm.calls if not call.startswith("squeue")] == [
+        "scancel --state=PENDING 13_1",  # no answer
+        "scancel --state=PENDING 13_1",
+        "scontrol update JobId=13_1 Comment=async-rl: drains",
+        "scancel --signal=TERM 13_1",
+        "scontrol update JobId=13_0 Comment=async-rl: drains",
+        "scancel --signal=TERM 13_0",
+    ]
+
+
+async def test_a_worker_ends_once_the_learner_that_was_there_is_gone(slurm: Commands) -> None:
+    slurm.launch("--device", "cpu", "--dry-run")
+    watch = LearnerWatch(slurm.config(), knows_learner=False)
+    slurm.queue("13_0 RUNNING worker")
+    assert not await watch.is_gone()  # the learner is submitted after it
+    slurm.queue("13_0 RUNNING worker", "14 PENDING learner")
+    assert not await watch.is_gone()
+    slurm.lose_next("squeue")
+    assert not await watch.is_gone()
+    slurm.queue()  # not even the job that asks
+    assert not await watch.is_gone()
+    slurm.queue("13_0 RUNNING worker", "15 RUNNING evaluator")
+    await watch.until_gone()
+
+
+@pytest.mark.parametrize(("others", "code"), [(("12 RUNNING learner",), CONTINUES), ((), 0)])
+async def test_a_worker_whose_time_is_over_is_queued_again_if_there_is_a_learner(
+    slurm: Commands, others: tuple[str, ...], code: int
+) -> None:
+    slurm.launch("--device", "cpu", "--dry-run")
+    slurm.queue("12 RUNNING learner", "13_0 RUNNING worker")
+    asked, started = len(slurm.calls), asyncio.Event()
+    drains = ["/bin/bash", "-c", "trap 'exit 0' TERM; while :; do /bin/sleep 0.1; done"]
+    policy = RestartPolicy(silence_s=PATIENCE_S)
+    spec = ChildSpec(name="worker-0", command=drains, environment={}, log=None, policy=policy)
+    member = SlurmMember(
+        Child(spec, on_start=lambda _name, _pid: started.set()), LearnerWatch(slurm.config(), knows_learner=False)
+    )
+
+    async def has_looked() -> bool:
+        return len(slurm.calls) > asked
+
+    async with asyncio.TaskGroup() as tasks:
+        ended = tasks.create_task(member.run(leaves=False))
+        await started.wait()
+        await eventually(has_looked, "the worker has seen the learner in the queue")
+        slurm.queue("13_0 RUNNING worker", *others)
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert ended.result() == code

@@ -10,7 +10,7 @@ from async_rl.cli.main import dispatch
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.launch.slurm import fleet, queue
-from async_rl.launch.slurm.scripts import CONTINUES, KINDS, partitions_of, scripts
+from async_rl.launch.slurm.scripts import CONTINUES, KINDS, PREEMPTED, partitions_of, scripts
 from tests.support.repository import ROOT
 
 
@@ -64,9 +64,11 @@ def test_a_kind_of_gpu_replaces_any_gpu() -> None:
     [
         ("worker", 0, 0, False),
         ("worker", CONTINUES, 0, True),
+        ("worker", PREEMPTED, 0, True),
         ("worker", 137, 0, True),
         ("worker", 2, 2, False),
         ("learner", CONTINUES, 0, False),
+        ("learner", PREEMPTED, 0, True),
         ("learner", 137, 0, True),
         ("learner", 12, 12, False),
     ],
