@@ -61,7 +61,7 @@ def launch(config: Config, *, is_dry: bool) -> list[Submitted]:
         raise ConfigError(f"run {config.run.name!r} is already running in {config.run_folder}; stop it first")
     prepare_folder(left_to_fetch(config))
     paths = write_scripts(config, on_gpus=_on_gpus(config, is_dry=is_dry))
-    jobs = {} if is_dry else _submit_all(config, paths)
+    jobs: Mapping[str, Sequence[str]] = {} if is_dry else _submit_all(config, paths)
     return [Submitted(script=path, jobs=jobs.get(kind, [])) for kind, path in paths.items()]
 
 
