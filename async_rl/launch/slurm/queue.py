@@ -92,13 +92,18 @@ def drain(job: Job) -> None:
 
 def is_leaving(job_id: str) -> bool:
     """Whether a job was asked to drain before its processes could hear it. Raises NoAnswer."""
-    return LEAVES in _slurm("squeue", "--noheader", f"--jobs={job_id}", "--format=%k", may_be_gone=True)
+    return _field(job_id, "Comment") == LEAVES
 
 
 def is_preempted(job_id: str) -> bool:
     """Whether Slurm takes a job's nodes for another one. Raises NoAnswer."""
-    shown = _slurm("squeue", "--noheader", f"--jobs={job_id}", "--Format=PreemptTime", may_be_gone=True)
-    return shown.strip() not in ("", "N/A", "NONE", "None")
+    return _field(job_id, "PreemptTime") not in ("", "N/A")
+
+
+def _field(job_id: str, name: str) -> str:
+    """A field of a job; "" if it is gone. For the id that a task of an array shares with the array, squeue shows all tasks."""
+    rows = _slurm("squeue", "--noheader", f"--jobs={job_id}", f"--Format=JobID:20,{name}:60", may_be_gone=True).splitlines()
+    return next((value.strip() for own, _, value in (row.partition(" ") for row in rows) if own == job_id), "")
 
 
 def has_gpus(partitions: Collection[str]) -> bool:

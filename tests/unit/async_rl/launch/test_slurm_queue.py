@@ -15,6 +15,7 @@ from async_rl.cli.main import dispatch
 from async_rl.config import Config
 from async_rl.config.loading import load_file
 from async_rl.errors import ConfigError
+from async_rl.launch.slurm import queue
 from async_rl.launch.slurm.learner_watch import LearnerWatch
 from async_rl.launch.slurm.member import SlurmMember, end_run
 from async_rl.launch.slurm.scripts import CONTINUES
@@ -176,6 +177,13 @@ def test_a_learner_at_its_end_asks_a_controller_that_is_away_again(slurm: Comman
         "scontrol update JobId=13_0 Comment=async-rl: drains",
         "scancel --signal=TERM 13_0",
     ]
+
+
+def test_a_task_that_shares_its_id_with_its_array_is_not_told_of_other_tasks(slurm: Commands) -> None:
+    slurm.write("squeue", f"echo '5                   {queue.LEAVES}   '; echo '4                   (null)   '")
+    assert [queue.is_leaving(job) for job in ("4", "5", "6")] == [False, True, False]
+    slurm.write("squeue", "echo '5                   2026-11-26T16:09:06   '; echo '4                   N/A   '")
+    assert [queue.is_preempted(job) for job in ("4", "5", "6")] == [False, True, False]
 
 
 async def test_a_worker_ends_once_the_learner_that_was_there_is_gone(slurm: Commands) -> None:
