@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel
@@ -45,12 +46,23 @@ class SharedTokens(MoETokenDispatcher):
         return hidden_states, probs
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        self._places = self._chosen.nonzero()[:, 1]  # expert after expert
-        return hidden_states[self._places], self._chosen.sum(dim=1), probs[self._chosen]
+        tokens = self._chosen.nonzero()[:, 1]  # expert after expert
+        # other ranks have the rest of a token's experts; what they give it is here a row of zeros behind all others
+        self._note_rows(self._chosen.reshape(-1).cumsum(0) - 1, missing=len(tokens))
+        return hidden_states[tokens], self._chosen.sum(dim=1), probs[self._chosen]
+
+    def _note_rows(self, rows: Tensor, *, missing: int) -> None:
+        """Find for each token the rows that its experts will compute. `rows`: of each choice, `missing`: of those that lack."""
+        columns = self._chosen.cumsum(0) * self._chosen  # a token's experts from 1 on; column 0 is for all others
+        shape = self._chosen.shape[1], self.config.moe_router_topk + 1
+        self._rows = rows.new_full(shape, missing).scatter_(1, columns.T, rows.view_as(self._chosen).T)[:, 1:]
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
-        tokens, width = self._shape[:-1].numel(), self._shape[-1]
-        return hidden_states.new_zeros(tokens, width).index_add_(0, self._places, hidden_states)
+        return self._added_up(functional.pad(hidden_states, (0, 0, 0, 1)))
+
+    def _added_up(self, outputs: Tensor) -> Tensor:
+        """Add what each token's experts have computed: in their order, in float32, rounded once."""
+        return outputs[self._rows].sum(dim=1, dtype=torch.float32).to(outputs.dtype)
 
     def token_combine(self, hidden_states: Tensor) -> Tensor:
         return all_reduced(hidden_states, self.ep_group)
@@ -66,8 +78,11 @@ class AllTokens(SharedTokens):
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         choices, tokens = self._chosen.reshape(-1), self._chosen.shape[1]
-        taken = tokens * self.config.moe_router_topk
-        places = torch.where(choices, choices.cumsum(0) - 1, taken)  # what is not chosen goes behind
+        taken, rows = tokens * self.config.moe_router_topk, choices.cumsum(0) - 1
+        self._note_rows(rows, missing=0)  # nothing lacks
+        places = torch.where(choices, rows, taken)  # what is not chosen goes behind
         order = places.new_empty(taken + 1).scatter_(0, places, torch.arange(len(choices), device=places.device))[:taken]
-        self._places = order % tokens
-        return hidden_states[self._places], self._chosen.sum(dim=1), probs.reshape(-1)[order]
+        return hidden_states[order % tokens], self._chosen.sum(dim=1), probs.reshape(-1)[order]
+
+    def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
+        return self._added_up(hidden_states)
