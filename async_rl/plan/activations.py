@@ -23,7 +23,7 @@ All layers share the cosines and sines of a row, 2 head_dim. With context parall
 of its rows for its part of the queries, and 4 head_dim for each layer.
 
 The highest moment is one of two: the backward pass of the output layer, with a chunk of logits; or that of the last layer,
-highest in its MLP.
+highest in its MLP, where a GPU also has the gradients of a matrix of all experts (experts/grouped.py).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def activations(shape: ModelShape, compute: Compute, *, stage: int) -> Activatio
     per_chunk = sum(layer.kept_with(recompute) for layer in layers) / (parallel.pipeline * parallel.virtual_stages)
     rotations = element * 2 * shape.head_dim if parallel.context == 1 else 0
     kept = own * (per_chunk + rotations) * _rows_in_flight(compute, stage)
-    going_back = own * max(layer.highest(recompute) for layer in layers)
+    going_back = own * max(layer.highest(recompute) for layer in layers) + _gradients_of_experts(shape, compute)
 
     moments = [Activations(layers=kept + going_back, logits=0.0)]
     if stage == parallel.pipeline - 1:
@@ -155,6 +155,14 @@ def _layer(shape: ModelShape, number: int, compute: Compute) -> _Layer:
         entry=element * width,
         backward=backward,
     )
+
+
+def _gradients_of_experts(shape: ModelShape, compute: Compute) -> float:
+    """Return the bytes of the gradients of linear_fc1 of all experts of a rank's layer, which a GPU computes at once."""
+    experts, together = shape.experts, shape.activation == "silu" and not compute.on_cpu and compute.element != FLOAT
+    if experts is None or not together:
+        return 0.0
+    return compute.element * experts.number / compute.learner.parallel.expert * 2 * experts.ffn * shape.hidden
 
 
 def _attention(shape: ModelShape, compute: Compute) -> float:

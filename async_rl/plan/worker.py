@@ -44,8 +44,7 @@ def engine_memory(
     weights = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
-    of_experts = shape.experts.per_token * shape.experts.ffn + shape.shared_ffn / worker.tensor if shape.experts else 0.0
-    widest = 5 * max(shape.ffn / worker.tensor, of_experts)
+    widest = max(5 * max(shape.ffn, shape.shared_ffn) / worker.tensor, _of_experts(shape))
     blocks = -(-shape.context_tokens // worker.kv_block_tokens) + 2
     return EngineMemory(
         weights=round(element * weights),
@@ -54,6 +53,17 @@ def engine_memory(
         received=0 if on_cpu or in_place or worker.engines * worker.tensor > 1 else round(element * weights),
         sequence=blocks * worker.kv_block_tokens * token_bytes(shape, worker, element),
     )
+
+
+def _of_experts(shape: ModelShape) -> int:
+    """Return the numbers per token that a layer's experts make at most, where they are computed together."""
+    if (experts := shape.experts) is None:
+        return 0
+    hidden, ffn = shape.hidden, experts.ffn
+    # their tokens, and beside them these padded and linear_fc1's output, or its product with the shares of experts in float32
+    inside = experts.per_token * (hidden + max(hidden + 2 * ffn, 4 * ffn))
+    # their tokens, their outputs, these in the order of tokens, and the sum in float32
+    return max(inside, experts.per_token * 3 * hidden + 2 * hidden)
 
 
 def token_bytes(shape: ModelShape, worker: WorkerConfig, element: int) -> int:

@@ -23,6 +23,7 @@ def cache_gb(worker: WorkerConfig, shape: ModelShape, *, device: torch.device, e
     needs = engine_memory(shape, worker, element=element, running=worker.max_running, on_cpu=on_cpu, in_place=in_place)
     if on_cpu:
         return auto_cache_on_cpu(shape, worker, needs, element) / 2**30
+    torch.cuda.empty_cache()  # what was needed to build the model is free too
     memory = torch.tensor(torch.cuda.mem_get_info(device))
     if worker.tensor > 1:
         parallel.all_reduced(memory, parallel.tensor_group(), dist.ReduceOp.MIN)

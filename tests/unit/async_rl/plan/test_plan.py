@@ -162,3 +162,14 @@ def test_a_model_with_experts_divides_them_alone() -> None:
     }
     assert of_worker[1] - of_worker[2] == 2 * of_experts / 2
     assert of_worker[1] - of_worker[4] == 2 * of_experts * 3 / 4
+
+
+@pytest.mark.parametrize(("device", "element"), [("cuda", 2), ("cpu", 0)])
+def test_gradients_of_a_layers_experts_are_made_at_once_on_a_gpu(device: str, element: int) -> None:
+    """Their number changes nothing that a token makes. The vocabulary is small: the highest moment is that of a layer."""
+    learner = {"parallel": {"expert": 2, "processes": 2}, "recompute": "full"}
+    run, planned = config(device=device, learner=learner), list[int]()
+    for number in (8, 16):
+        shape = replace(SHAPE, vocab_size=100, experts=Experts(number=number, per_token=2, ffn=64, layers=(0, 1)))
+        planned += [part.bytes for part in memory_plan(run, shape).learner if part.name == "activations"]
+    assert planned[1] - planned[0] == element * (16 - 8) / 2 * 2 * 64 * SHAPE.hidden

@@ -7,15 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from async_rl.config import Config
+from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
+from async_rl.megatron.experts.sharing import share_tokens
+from async_rl.megatron.model import build_model
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.plan.memory import memory_plan, total
 from async_rl.plan.parameters import CHUNK
-from async_rl.plan.worker import CONTEXT_BYTES
+from async_rl.plan.worker import CONTEXT_BYTES, engine_memory
 from tests.support.repository import ROOT
 
+CPU = torch.device("cpu")
 SHAPE = ModelShape(
     hidden=256, layers=4, heads=4, kv_heads=2, head_dim=64, ffn=1024, vocab_size=1000, max_positions=512, rope_theta=1e4,
     qk_norm=True,
@@ -62,6 +67,28 @@ def compare(shape: ModelShape, learner: dict[str, Any], *, has_values: bool = Tr
 @pytest.mark.parametrize("case", CASES)
 def test_a_real_step_takes_what_is_planned(case: str) -> None:
     compare(*CASES[case])
+
+
+@pytest.mark.parametrize("ffn", [64, 512], ids=["narrow", "wide"])
+def test_experts_of_an_engine_take_what_is_planned(ffn: int) -> None:
+    """All of a layer computed together, as on a GPU; the plan also has the residual, and no padding."""
+    from memory_parts.live_tensors import LiveTensors
+
+    parallel.initialize(device=CPU)
+    experts, tokens = Experts(number=4, per_token=4, ffn=ffn, layers=(0,)), 500
+    shape = replace(SHAPE, layers=1, ffn=64, experts=experts)
+    model = build_model(shape, device=CPU, dtype=torch.bfloat16, seed=None, grouped_experts=True).eval()
+    share_tokens(model)
+    layer: Any = model.decoder.layers[0].mlp
+    with torch.inference_mode(), LiveTensors() as live:
+        given = torch.zeros(tokens, 1, shape.hidden).bfloat16()
+        layer(given)
+        before = live.live  # the weights and the layer's input
+        live.restart()
+        layer(given)
+    worker = WorkerConfig(prompt_tokens_per_step=tokens)
+    planned = engine_memory(shape, worker, element=2, running=0, on_cpu=False).activations
+    assert planned - 2 * given.nbytes == pytest.approx(max(live.peaks.values()) - before, rel=0.08)
 
 
 @pytest.mark.slow
