@@ -44,8 +44,8 @@ class PackedVersions:
         """Reading threads of this process; readers in other processes hold the memory's file lock."""
         self._places = WeakKeyDictionary[ParcelMemory, list[torch.Tensor]]()
         """The parcel's slices in each memory, as tensors."""
-        self._sources: Sequence[tuple[Box, int]] = ()
-        """For each slice of the parcel the box that holds it, and the row in which it begins."""
+        self._sources: Sequence[tuple[Box, slice | None]] = ()
+        """For each slice of the parcel the box that holds it, and its rows there; None: all."""
 
     def add(self, version: int, held: HeldBoxes, *, keep: Collection[int]) -> None:
         """Copy this rank's parcel of a version, and drop versions that are not in `keep`.
@@ -120,24 +120,23 @@ class PackedVersions:
     def _held_parts(self, held: HeldBoxes) -> list[torch.Tensor]:
         if not self._sources or any(box not in held for box, _ in self._sources):
             self._sources = _sources_of([each.box for each in self._parcel.slices], held)
-        return [
-            held[box][row : row + each.box.rows] if each.box.shape else held[box]
-            for each, (box, row) in zip(self._parcel.slices, self._sources, strict=True)
-        ]
+        return [held[box] if rows is None else held[box][rows] for box, rows in self._sources]
 
 
-def _sources_of(wanted: Sequence[Box], held: Collection[Box]) -> list[tuple[Box, int]]:
-    """For each box that is wanted one that contains it, and its row therein."""
+def _sources_of(wanted: Sequence[Box], held: Collection[Box]) -> list[tuple[Box, slice | None]]:
+    """For each box that is wanted one that contains it, and its rows therein; None: it is the same."""
     by_name: dict[str, list[Box]] = defaultdict(list)
     for box in held:
         by_name[box.name].append(box)
     return [_source_of(box, by_name[box.name]) for box in wanted]
 
 
-def _source_of(wanted: Box, boxes: Sequence[Box]) -> tuple[Box, int]:
+def _source_of(wanted: Box, boxes: Sequence[Box]) -> tuple[Box, slice | None]:
     for box in boxes:
+        if wanted == box:
+            return box, None
         if (row := wanted.row_within(box)) is not None:
-            return box, row
+            return box, slice(row, row + wanted.rows)
     raise LookupError(f"this rank does not hold {wanted}")
 
 

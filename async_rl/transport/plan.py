@@ -133,6 +133,10 @@ class WireLayout:
         return {spec.name: spec for spec in self.specs}
 
     @cached_property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        return {spec.name: spec.shape for spec in self.specs}
+
+    @cached_property
     def digest(self) -> str:
         return xxhash.xxh3_128_hexdigest(self.to_json())
 

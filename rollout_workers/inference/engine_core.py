@@ -149,7 +149,8 @@ class EngineCore:
         if self._device.type == "cuda":  # the caller may overwrite `tensors` on another stream as soon as we return
             torch.cuda.current_stream(self._device).synchronize()
         if self.graphs is not None:
-            self.graphs.refresh()
+            with torch.inference_mode():
+                self.graphs.refresh()
         self._sampler.version = number
         if self._recomputes:
             inference.clear(self._engine)

@@ -54,6 +54,8 @@ class DecodeStep:
         blocks: Any = getattr(engine_context, "kv_block_allocator", None) or engine_context.block_allocator
         self._model = model
         self._engine_context = engine_context
+        # a model of experts has tens of thousands of modules: they are found once, and asked for the tensors that they have
+        self._holders = [each for module in model.modules() for each in (module._parameters, module._buffers) if each]
         self._of_step = partial(
             _DecodeContext,
             unused_block=int(blocks.dummy_block_idx),
@@ -69,8 +71,8 @@ class DecodeStep:
 
     def addresses(self) -> tuple[int, ...]:
         """Where everything lies that a captured step reads besides its inputs."""
-        tensors = [*self._model.parameters(), *self._model.buffers(), self._engine_context.memory_buffer]
-        return tuple(tensor.data_ptr() for tensor in tensors)
+        held = [tensor.data_ptr() for holder in self._holders for tensor in holder.values() if tensor is not None]
+        return (*held, self._engine_context.memory_buffer.data_ptr())
 
 
 class _DecodeContext:

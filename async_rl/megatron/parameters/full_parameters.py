@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -178,23 +180,28 @@ class FullParameterLoader:
             for name, part in self._parts(tensors):
                 if name not in self._staged:
                     self._staged[name] = torch.empty_like(part, device=device)
-                self._staged[name].copy_(part)
+                self._staged[name].copy_(part, non_blocking=True)  # leaving the stream's context waits for all
         return self._staged
 
     def _parts(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         rank, ranks = tensor_rank()
-        for row, _ in self._targets:
-            part = tensors[row.name]
-            yield row.name, part if isinstance(tensors, RankParts) else slice_for(part, row.split, rank, ranks)
+        if isinstance(tensors, RankParts) or ranks == 1:
+            yield from ((row.name, tensors[row.name]) for row, _ in self._targets)
+        else:
+            yield from ((row.name, slice_for(tensors[row.name], row.split, rank, ranks)) for row, _ in self._targets)
 
 
 def check_complete(shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless `tensors` are exactly this model's parameters."""
-    wanted = {row.name: row.shape for row in table(shape)}
-    is_stored = isinstance(tensors, StoredWeights)
-    found = tensors.sizes if is_stored else {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if difference := difference_of(wanted, found):
+    found = tensors.sizes if isinstance(tensors, StoredWeights) else {name: each.shape for name, each in tensors.items()}
+    if found != (wanted := _sizes(shape)):
+        difference = difference_of(wanted, {name: tuple(size) for name, size in found.items()})
         raise ValueError(f"these parameters do not fit the model: {difference}")
+
+
+@lru_cache(maxsize=4)  # an engine asks at every swap, while it decodes nothing
+def _sizes(shape: ModelShape) -> Mapping[str, tuple[int, ...]]:
+    return {row.name: row.shape for row in table(shape)}
 
 
 def difference_of(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
@@ -209,34 +216,50 @@ def difference_of(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tup
 def held_boxes(model: nn.Module, shape: ModelShape, merged: Mapping[str, Tensor] | None = None) -> dict[Box, Tensor]:
     """This rank's parts of the full parameters, without copying; a part with two copies appears once.
 
-    `merged`, by name: what to hand out instead of a parameter.
+    `merged`, by name: what to hand out instead of a parameter. From the first call on a model must keep its parameters; these
+    may move.
     """
+    if (known := _HELD.get(model)) is None or known[0] != shape:
+        rank, ranks = tensor_rank()
+        known = _HELD[model] = shape, [(own, [*_places(row, own.shape, rank, ranks)]) for row, own in _targets(model, shape)]
     instead = merged if merged is not None else {}
-    rank, ranks = tensor_rank()
-    return {
-        box: part
-        for row, own in _targets(model, shape)
-        for box, part in boxes_of(row, instead.get(row.name, own).detach(), rank, ranks)
-    }
+    held: dict[Box, Tensor] = {}
+    for own, places in known[1]:
+        for box, rows in places:
+            held[box] = _part(instead.get(box.name, own).detach(), rows)
+    return held
+
+
+_HELD = WeakKeyDictionary[nn.Module, tuple[ModelShape, list[tuple[nn.Parameter, list[tuple[Box, slice | None]]]]]]()
+"""Where a model's parameters belong: to find that out for thousands takes longer than to pack them."""
 
 
 def boxes_of(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tuple[Box, Tensor]]:
     """The boxes of a full parameter that tensor rank `rank` of `ranks` holds."""
+    return ((box, _part(own, rows)) for box, rows in _places(row, own.shape, rank, ranks))
+
+
+def _part(own: Tensor, rows: slice | None) -> Tensor:
+    return own if rows is None else own[rows]
+
+
+def _places(row: Parameter, own: Sequence[int], rank: int, ranks: int) -> Iterator[tuple[Box, slice | None]]:
+    """The same boxes, with the rows of a rank's parameter of shape `own` that each is; None: all."""
     whole = Box(name=row.name, start=(0,) * len(row.shape), shape=row.shape)
     if row.split is Split.WHOLE or ranks == 1:
-        yield whole, own
+        yield whole, None
     elif row.split is Split.COLUMNS:
-        columns = own.shape[1]
-        yield replace(whole, start=(0, rank * columns), shape=(row.shape[0], columns)), own
+        yield replace(whole, start=(0, rank * own[1]), shape=(row.shape[0], own[1])), None
     elif row.split is Split.GATED:
-        for half, part in enumerate(own.chunk(2)):
-            first = half * row.shape[0] // 2 + rank * len(part)
-            yield whole.cut(first, first + len(part)), part
+        half = own[0] // 2
+        for number in range(2):
+            first = number * row.shape[0] // 2 + rank * half
+            yield whole.cut(first, first + half), slice(number * half, (number + 1) * half)
     else:
-        first = rank * len(own)
-        last = min(first + len(own), row.shape[0])  # the rest is vocabulary padding
+        first = rank * own[0]
+        last = min(first + own[0], row.shape[0])  # the rest is vocabulary padding
         if first < last:
-            yield whole.cut(first, last), own[: last - first]
+            yield whole.cut(first, last), slice(0, last - first)
 
 
 def tensor_rank() -> tuple[int, int]:

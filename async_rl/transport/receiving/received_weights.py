@@ -26,7 +26,7 @@ class ReceivedWeights(StoredWeights):
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        return {spec.name: spec.shape for spec in self._layout.specs}
+        return self._layout.sizes
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if (whole := self._whole.get(name)) is not None:

@@ -81,6 +81,28 @@ async def test_weights_are_swapped_under_the_graphs(kv: str, worker: WorkerConfi
     assert max(by_new) > 1e-3, "the first token of a version has the logits of that version's weights"
 
 
+def test_graphs_are_captured_again_only_if_weights_lie_elsewhere() -> None:
+    core = EngineCore(
+        shape=SHAPE, tokenizer=ENDLESS, worker=WORKER, device=CPU, dtype=torch.float32, seed=7, layer_spec="local"
+    )  # fmt: skip
+    try:
+        assert core.graphs is not None
+        captured = core.graphs._replay
+        for version in range(2):
+            core.swap(version, weights(version))
+            assert core.graphs._replay is captured
+        norm = core._model.decoder.final_layernorm
+        norm.weight = torch.nn.Parameter(norm.weight.detach().clone())  # which is not what weights are loaded into
+        core.swap(2, weights(2))
+        assert core.graphs._replay is not captured
+        captured = core.graphs._replay
+        norm.weight.data = norm.weight.data.clone()
+        core.swap(3, weights(3))
+        assert core.graphs._replay is not captured
+    finally:
+        core.close()
+
+
 EXPERTS = Experts(number=6, per_token=2, ffn=40, layers=(1,), shared_ffn=16)
 
 

@@ -1,6 +1,7 @@
 """The shared model: packing, log-probabilities, and where the stand-ins for CUDA may be used."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from async_rl.megatron.parameters.full_parameters import (
     FullParameterLoader,
     RankParts,
     Split,
+    held_boxes,
     join,
     load_full,
     slice_for,
@@ -134,6 +136,24 @@ def test_a_model_is_loaded_again_and_again_in_place() -> None:
     assert restored is not None
     assert all(torch.equal(restored[name], tensor) for name, tensor in full.items())
     assert addresses == [parameter.data_ptr() for parameter in live.parameters()]
+
+
+def test_what_a_rank_holds_is_what_it_has_now_also_when_asked_again() -> None:
+    live = model()
+    first = {box: part.clone() for box, part in held_boxes(live, SHAPE).items()}
+    with torch.no_grad():
+        for parameter in live.parameters():
+            parameter.data = parameter + 1  # elsewhere in memory, as buffers of gradients and optimizers move it
+    again = held_boxes(live, SHAPE)
+    assert again.keys() == first.keys()
+    assert all(torch.equal(part, first[box] + 1) for box, part in again.items())
+    name = "decoder.layers.0.mlp.linear_fc2.weight"
+    merged = {name: torch.zeros(SHAPE.hidden, SHAPE.ffn)}
+    instead = {box.name: part for box, part in held_boxes(live, SHAPE, merged).items()}
+    assert instead[name].data_ptr() == merged[name].data_ptr()
+    assert not any(part.requires_grad for part in again.values())
+    with pytest.raises(ValueError, match=r"not in its table: .*k_layernorm"):
+        held_boxes(live, replace(SHAPE, qk_norm=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
