@@ -43,13 +43,14 @@ def main() -> None:
         # Megatron gathers logits with functions that torch has renamed.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         _meet(setup)
-        weights = SharedWeights(specs(setup.shape, setup.torch_dtype), setup.weights).tensors
+        shared = SharedWeights(specs(setup.shape, setup.torch_dtype), setup.weights)
+        opened.enter_context(shared.pinned(setup.torch_device))
         leader, *followers = (opened.enter_context(socket.socket(fileno=int(number))) for number in sys.argv[2:])
         if setup.rank > 0:
             orders = SocketPipe(leader)
-            follow(_core(setup, orders), orders, weights)
+            follow(_core(setup, orders), orders, shared.tensors)
         else:
-            asyncio.run(lead(setup, leader, [SocketPipe(follower) for follower in followers], weights))
+            asyncio.run(lead(setup, leader, [SocketPipe(follower) for follower in followers], shared.tensors))
 
 
 def _meet(setup: RankSetup) -> None:

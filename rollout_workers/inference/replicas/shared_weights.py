@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
+import structlog
 import torch
 from torch import Tensor
 
 from async_rl.models.parameter_spec import ParameterSpec
+
+log = structlog.get_logger("rollout_workers.inference")
 
 _ALIGNMENT = 64
 """Bytes to which every parameter is aligned, enough for any type."""
@@ -28,7 +32,7 @@ class SharedWeights:
             os.truncate(fd, total)
         self.fd = fd
         # Tensors are views of it: it is unmapped with the last of them.
-        whole = torch.frombuffer(mmap.mmap(fd, total), dtype=torch.uint8)
+        self._whole = whole = torch.frombuffer(mmap.mmap(fd, total), dtype=torch.uint8)
         self.tensors: dict[str, Tensor] = {}
         start = 0
         for spec in specs:
@@ -40,8 +44,29 @@ class SharedWeights:
         for name, place in self.tensors.items():
             place.copy_(tensors[name])
 
+    @contextmanager
+    def pinned(self, device: torch.device) -> Generator[None]:
+        """Let a GPU read the memory itself while inside: from other memory its driver copies first. Not run on GPUs yet."""
+        is_pinned = device.type == "cuda" and self._pin(device)
+        try:
+            yield
+        finally:
+            if is_pinned:
+                torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())
+
+    def _pin(self, device: torch.device) -> bool:
+        runtime, portable = torch.cuda.cudart(), 1
+        error = runtime.cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, portable)
+        if error == runtime.cudaError.success:
+            return True
+        log.warning("received weights are not pinned: staging them is slower", reason=runtime.cudaGetErrorString(error))
+        with suppress(RuntimeError):  # CUDA keeps the error, and torch would raise it for the next kernel: here is one
+            torch.zeros(1, device=device)
+        return False
+
     def close(self) -> None:
         self.tensors.clear()
+        del self._whole
         os.close(self.fd)
 
 
