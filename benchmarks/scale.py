@@ -174,7 +174,7 @@ async def measure(url: str, node: str, traffic: Traffic, workers: int, seconds: 
         learner_us=of_learner * each_us,
         calls={script: len(calls) / (logged_s * workers) for script, calls in costs.items()},
         call_us={script: sum(calls) / len(calls) for script, calls in costs.items()},
-        push_s=median(leader.push_s[1:]),
+        push_s=median(leader.push_s[1:] or leader.push_s),  # without the first, which all workers begin with
         groups=groups / (passed * workers),
         pushes=pushes / passed,
         beats=len(costs.get("announce", ())) / (logged_s * workers) - pushes / passed,
