@@ -169,7 +169,7 @@ def _cause(error: Exception) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    """Of a traceback: the exception and its message."""
+    """The exception at the end of a traceback, and its message."""
     return str(error).strip().splitlines()[-1]
 
 

@@ -7,6 +7,7 @@ import mmap
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import structlog
 import torch
@@ -52,10 +53,10 @@ class SharedWeights:
             yield
         finally:
             if is_pinned:
-                torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())
+                _runtime().cudaHostUnregister(self._whole.data_ptr())
 
     def _pin(self, device: torch.device) -> bool:
-        runtime, portable = torch.cuda.cudart(), 1
+        runtime, portable = _runtime(), 1
         error = runtime.cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, portable)
         if error == runtime.cudaError.success:
             return True
@@ -68,6 +69,10 @@ class SharedWeights:
         self.tensors.clear()
         del self._whole
         os.close(self.fd)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()
 
 
 def _dtype(spec: ParameterSpec) -> torch.dtype:
