@@ -268,7 +268,7 @@ from async_rl.supervision import Child, ChildSpec
 folder = pathlib.Path(sys.argv[1])
 spec = ChildSpec(name="child", command=[sys.executable, "-c", sys.argv[2], str(folder)], environment=dict(os.environ),
                  log=folder / "child.log")
-sys.exit(asyncio.run(SlurmMember(Child(spec, on_start=lambda *_: None)).run(leaves=False)))
+sys.exit(asyncio.run(SlurmMember(Child(spec, on_start=lambda *_: None), None).run(leaves=False)))
 """
 
 
