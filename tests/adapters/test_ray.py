@@ -312,13 +312,13 @@ class Crashes(Paced):
 def test_a_worker_in_a_crash_loop_is_left_out_while_another_works_and_can_be_drained_and_tried_again(tmp_path: Path) -> None:
     repaired, crashing = tmp_path / "repaired", tmp_path / "crashing.py"
     crashing.write_text(CRASHES)
-    policy = {"restarts": 1, "backoff_s": 0.1, "window_s": 15}
+    policy = {"restarts": 1, "backoff_s": 0.1, "window_s": 600}
     path, config = fleet_run(tmp_path, tasks={"repaired": str(repaired)}, supervision=policy)
     path.write_text(path.read_text().replace(f"{TASKS}:Paced", f"{crashing}:Crashes"))
     with cluster({"learner": 1, "worker": 1}) as (made, _):
         add(made, {"worker": 1}, env_vars={"MACHINE": "bad"})
         with fleet(made, path, workers=2) as command:
-            command.until_says("after 1 restarts within 15 s; the run continues without it and tries again in 15 s")
+            command.until_says("after 1 restarts within 600 s; the run continues without it and tries again in 600 s")
             (name,) = set(re.findall(r"(worker-\d) exited with code 1, after", command.output))
             until(lambda: f"{name}  left out" in ask(path, made, "ls"), f"{name} is left out", while_alive=command)
             assert ask(path, made, "drain", name) == f"{name} has drained\n"
