@@ -30,3 +30,7 @@ async def test_an_answer_that_is_no_longer_waited_for_is_dropped() -> None:
     asking.cancel()
     await asyncio.wait([asking])
     await desk.answer(number, "the fleet drains")
+    asking = asyncio.create_task(desk.ask(StopAll()))
+    number, _ = await desk.next_request()
+    await desk.answer(number, "the fleet drains already")
+    assert await asking == "the fleet drains already"
