@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 from torch.nn import functional
 
@@ -97,12 +98,11 @@ def test_it_is_used_if_it_is_right(install: Callable[[Callable[..., Any]], None]
 
 
 @pytest.mark.parametrize("kernel", WRONG)
-def test_torch_takes_its_place_if_it_is_not(
-    install: Callable[[Callable[..., Any]], None], kernel: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torch_takes_its_place_if_it_is_not(install: Callable[[Callable[..., Any]], None], kernel: Callable[..., Any]) -> None:
     install(kernel)
-    assert found() is None
-    assert "takes its place" in capsys.readouterr().out
+    with capture_logs() as logged:
+        assert found() is None
+    assert "takes its place" in str(logged)
 
 
 def test_it_is_not_asked_on_other_gpus_or_where_it_is_missing(
@@ -119,14 +119,14 @@ def test_a_broken_flash_attention_stops_nothing(
     install: Callable[[Callable[..., Any]], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     package = tmp_path / "flash_attn"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('undefined symbol')\n")  # built for another torch
     monkeypatch.syspath_prepend(tmp_path)
-    assert found() is None
-    assert "ImportError: undefined symbol" in capsys.readouterr().out
+    with capture_logs() as logged:
+        assert found() is None
+    assert "ImportError: undefined symbol" in str(logged)
 
 
 def test_deterministic_runs_ask_for_deterministic_gradients(install: Callable[[Callable[..., Any]], None]) -> None:
