@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from async_rl.errors import WireError
 from async_rl.protocols import Board
 from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
+from async_rl.transport.delta.parcel_delta import Encoding
 from async_rl.transport.plan import WireLayout
 
 PACKED_NOTE, LAYOUT_NOTE = "packed", "layout"
@@ -50,6 +51,7 @@ class _PackedNote:
     """`wire.host`: the learner's address."""
     layout: str
     """Digest of the layout note."""
+    deltas: Encoding
     versions: Mapping[int, tuple[PackedParcel, ...]]
     """For each version its parcels, in the layout's order."""
 
@@ -64,6 +66,8 @@ class PackedSource:
     fence: int
     host: str
     layout: WireLayout
+    deltas: Encoding
+    """Encoding of the deltas that it sends."""
     versions: Mapping[int, tuple[PackedParcel, ...]]
 
 
@@ -73,7 +77,13 @@ async def write_layout(board: Board, layout: WireLayout, *, fence: int) -> None:
 
 async def write_source(board: Board, source: PackedSource) -> None:
     """Replace the `packed` note. Call `write_layout` first."""
-    note = _PackedNote(fence=source.fence, host=source.host, layout=source.layout.digest, versions=source.versions)
+    note = _PackedNote(
+        fence=source.fence,
+        host=source.host,
+        layout=source.layout.digest,
+        deltas=source.deltas,
+        versions=source.versions,
+    )
     await _write(board, PACKED_NOTE, lambda: _NOTES.dump_json(note), source.fence)
 
 
@@ -99,7 +109,7 @@ async def read_source(board: Board, known: WireLayout | None = None) -> PackedSo
     except (WireError, ValidationError) as error:
         _log.warning("ignored an unreadable note about the learner's packed weights", problem=str(error).partition("\n")[0])
         return None
-    return PackedSource(fence=note.fence, host=note.host, layout=layout, versions=note.versions)
+    return PackedSource(fence=note.fence, host=note.host, layout=layout, deltas=note.deltas, versions=note.versions)
 
 
 async def _read_layout(board: Board, digest: str) -> WireLayout:

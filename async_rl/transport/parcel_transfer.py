@@ -12,7 +12,7 @@ import structlog
 import torch
 
 from async_rl.config import WireConfig
-from async_rl.errors import ConfigError, WireError
+from async_rl.errors import WireError
 from async_rl.transport.delta import codec
 from async_rl.transport.delta.parcel_delta import DeltaPiece, is_faster_as_delta, receive_delta, send_delta
 from async_rl.transport.packed_versions import PackedVersions
@@ -29,8 +29,15 @@ _SPARSE = ("bfloat16", "float16")
 _COMPILED = Event()
 
 
-def deltas_are_compiled() -> bool:
-    """Whether this process has compiled what deltas need. The first call starts that, on a thread of its own."""
+def has_deltas(pieces: Sequence[DeltaPiece]) -> bool:
+    """Whether this process can make and apply deltas of a parcel, and they are smaller than it.
+
+    The first call for `compact` ones starts to compile what they need, on a thread of its own.
+    """
+    if not any(piece.dtype in _SPARSE for piece in pieces):
+        return False
+    if pieces[0].encoding == "parallel":
+        return True
     if not _COMPILED.is_set() and codec.is_available():
         _start_compiling()
     return _COMPILED.is_set()
@@ -48,15 +55,8 @@ def _start_compiling() -> None:
     Thread(target=compile_deltas, name="weight-delta", daemon=True).start()
 
 
-def benefits_from_deltas(pieces: Sequence[DeltaPiece]) -> bool:
-    """Whether any piece has a dtype in which updates change few elements."""
-    return any(piece.dtype in _SPARSE for piece in pieces)
-
-
 class ParcelSender:
     def __init__(self, versions: PackedVersions, pieces: Sequence[DeltaPiece], wire: WireConfig) -> None:
-        if wire.deltas == "always" and not codec.is_available():
-            raise ConfigError("wire.deltas: always needs the extra: pip install 'async-rl[delta]', or use `auto`")
         self._versions, self._pieces, self._deltas = versions, pieces, wire.deltas
         self._transfer_bytes = int(wire.bucket_mb * (1 << 20))
         self.num_deltas = 0
@@ -80,7 +80,7 @@ class ParcelSender:
                 link.bytes_per_s = len(new) / (time.monotonic() - started)
 
     def _delta_pays(self, old: torch.Tensor, new: torch.Tensor, link: Link) -> bool:
-        if self._deltas == "off" or not benefits_from_deltas(self._pieces) or not deltas_are_compiled():
+        if self._deltas == "off" or not has_deltas(self._pieces):
             return False
         if self._deltas == "always":
             return True

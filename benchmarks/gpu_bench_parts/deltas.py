@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 from gpu_checks.ceilings import copy_bytes_per_s, seconds_of
-from gpu_checks.one_check import Skipped
 from gpu_checks.report import Checks, Machine, Report
 from torch import Tensor
 
 from async_rl.transport.delta import codec
-from async_rl.transport.delta.parcel_delta import DeltaPiece, apply_piece, encoded_piece
+from async_rl.transport.delta.parallel_codec import PIECE_BYTES
+from async_rl.transport.delta.parcel_delta import DeltaPiece, Encoding, apply_piece, encoded_piece
 
 LEARNING_RATE = 1e-6
 STD = 0.02
@@ -23,24 +23,32 @@ STD = 0.02
 def delta(machine: Machine, report: Report) -> None:
     """bfloat16 weights after one update whose steps are about as large as the learning rate, as Adam's are.
 
-    What senders do (`encode`): the parcel comes to the host and is encoded there, on threads. Beside it a scan in plain torch
-    on the device (`scan`), which finds the changes and collects them.
+    Encoded and applied where they lie (`parallel`), as a learner on a GPU and its workers do; with numba beside it as on a CPU
+    (`compact`), from memory of the host.
     """
-    if not codec.is_available():
-        raise Skipped("numba (the extra delta) is not installed")
-    codec.warm_up()
     old, new = _weights(machine, 1 << 28 if machine.is_gpu else 1 << 20)
-    size = old.numel()
-    pieces = [
-        DeltaPiece(start=start, stop=min(start + codec.CHUNK_BYTES, size), dtype="bfloat16")
-        for start in range(0, size, codec.CHUNK_BYTES)
-    ]
     ceiling = copy_bytes_per_s(machine)
-    report.note(copy_gb_s=ceiling / 1e9, parcel_mb=size / 1e6, changed=_changed(old, new))
+    report.note(copy_gb_s=ceiling / 1e9, parcel_mb=len(old) / 1e6, changed=_changed(old, new))
+    smaller, encode_s, apply_s = _figures(machine, report, old, new, "parallel")
+    report.note(times_smaller=smaller, encode_s=encode_s, encode_gb_s=len(old) / encode_s / 1e9)
+    report.note(apply_gb_s=len(old) / apply_s / 1e9, of_copy_bandwidth=2 * len(old) / encode_s / ceiling)
+    if codec.is_available():
+        codec.warm_up()
+        smaller, encode_s, apply_s = _figures(machine, report, old.cpu(), new.cpu(), "compact")
+        report.note(compact_times_smaller=smaller, compact_encode_gb_s=len(old) / encode_s / 1e9)
+        report.note(compact_apply_gb_s=len(old) / apply_s / 1e9)
 
+
+def _figures(machine: Machine, report: Report, old: Tensor, new: Tensor, encoding: Encoding) -> tuple[float, float, float]:
+    """How many times smaller the deltas are, and the seconds to encode and to apply them, on as many threads as a push uses."""
+    step = codec.CHUNK_BYTES if encoding == "compact" else PIECE_BYTES
+    pieces = [
+        DeltaPiece(start=start, stop=min(start + step, len(old)), dtype="bfloat16", encoding=encoding)
+        for start in range(0, len(old), step)
+    ]
     made: list[bytes] = []
     image = old.clone()
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(2 if old.is_cuda else 8, os.cpu_count() or 1)) as threads:
 
         def encode() -> None:
             made[:] = threads.map(lambda piece: encoded_piece(piece, old, new), pieces)
@@ -53,13 +61,8 @@ def delta(machine: Machine, report: Report) -> None:
 
         encode_s = seconds_of(machine, encode, repeats=3, warm_up=1)
         apply_s = seconds_of(machine, apply, repeats=3, warm_up=1)
-    report.note(times_smaller=size / sum(map(len, made)), encode_s=encode_s, encode_gb_s=size / encode_s / 1e9)
-    report.note(apply_gb_s=size / apply_s / 1e9)
-    report.require(torch.equal(image, new), "a delta applied to the old weights did not give the new ones")
-
-    scan_s = seconds_of(machine, lambda: _scan(old, new))
-    report.note(scan_gb_s=2 * size / scan_s / 1e9, scan_of_copy_bandwidth=2 * size / scan_s / ceiling)
-    report.note(of_copy_bandwidth=2 * size / encode_s / ceiling)
+    report.require(torch.equal(image, new), f"a {encoding} delta applied to the old weights did not give the new ones")
+    return len(old) / sum(map(len, made)), encode_s, apply_s
 
 
 def _weights(machine: Machine, count: int) -> tuple[Tensor, Tensor]:
@@ -72,12 +75,6 @@ def _weights(machine: Machine, count: int) -> tuple[Tensor, Tensor]:
 
 def _changed(old: Tensor, new: Tensor) -> float:
     return (old.view(torch.int16) != new.view(torch.int16)).float().mean().item()
-
-
-def _scan(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    after = new.view(torch.int16)
-    places = (old.view(torch.int16) != after).nonzero()[:, 0]
-    return places, after[places]
 
 
 CHECKS: Checks = {"delta": delta}

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import zstandard
 
-from async_rl.transport.delta import codec
+from async_rl.transport.delta import codec, parallel_codec
 
 Bits = npt.NDArray[np.uint16]
 
@@ -30,6 +31,16 @@ def _ours(old: Bits, new: Bits) -> bytes:
     made = codec.encode(old.view(np.uint8), new.view(np.uint8), "bfloat16", most_changed=1)
     assert made is not None
     return made
+
+
+def _parallel(old: Bits, new: Bits) -> bytes:
+    made = parallel_codec.encode(_tensor(old), _tensor(new), "bfloat16", most_changed=1)
+    assert made is not None
+    return made
+
+
+def _tensor(bits: Bits) -> torch.Tensor:
+    return torch.from_numpy(bits.view(np.uint8))
 
 
 def _gaps_and_xor(old: Bits, new: Bits) -> bytes:
@@ -63,5 +74,6 @@ def _apply_xor(made: bytes, image: Bits) -> None:
 
 
 OURS = Codec(name="ours", encode=_ours, apply=lambda made, image: codec.apply(made, image.view(np.uint8)))
+PARALLEL = Codec(name="ours, on GPUs", encode=_parallel, apply=lambda made, image: parallel_codec.apply(made, _tensor(image)))
 GAPS = Codec(name="u16 gaps + xor + zstd-1", encode=_gaps_and_xor, apply=_apply_gaps_and_xor)
 XOR = Codec(name="xor + zstd-1", encode=_xor, apply=_apply_xor)

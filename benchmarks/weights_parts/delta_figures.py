@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from async_rl.transport.delta.codec import CHUNK_BYTES, warm_up
-from weights_parts.delta_codecs import GAPS, OURS, XOR, Bits, Codec
+from async_rl.transport.delta.parallel_codec import PIECE_BYTES
+from weights_parts.delta_codecs import GAPS, OURS, PARALLEL, XOR, Bits, Codec
 
 THREADS = 2
 CHUNK = CHUNK_BYTES // 2
@@ -55,9 +56,9 @@ def sizes(versions: Bits) -> Figures:
     pairs = list(pairwise(versions))
     settled = pairs[len(pairs) // 2 :]
     # the others are best where nothing is cut to pieces
-    ours, gaps, xor = (
+    ours, parallel, gaps, xor = (
         sum(_size(codec, old, new, chunk) for old, new in settled)
-        for codec, chunk in ((OURS, CHUNK), (GAPS, versions.shape[1]), (XOR, versions.shape[1]))
+        for codec, chunk in ((OURS, CHUNK), (PARALLEL, PIECE_BYTES // 2), (GAPS, versions.shape[1]), (XOR, versions.shape[1]))
     )
     changed = sum(int(np.count_nonzero(old != new)) for old, new in settled)
     elements = sum(old.size for old, _ in settled)
@@ -68,6 +69,8 @@ def sizes(versions: Bits) -> Figures:
         "delta_ratio_vs_full": 2 * elements / ours,
         "changed_share": changed / elements,
         "bits_per_change": 8 * ours / changed,
+        "parallel_ratio_vs_full": 2 * elements / parallel,
+        "parallel_bits_per_change": 8 * parallel / changed,
     }
 
 

@@ -23,6 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 _FORMAT = 1
 _HEADER = struct.Struct("<BBHIII")
 _DIGEST = struct.Struct("<Q")
+DIGEST_BYTES = _DIGEST.size
 _PER_EXPONENT = 5
 
 
@@ -47,7 +48,7 @@ class Delta:
         )  # fmt: skip
         parts = (exponents.astype(np.uint8), self.counts[exponents].astype("<u4"), self.decisions, self.rests, self.signs)
         rest = b"".join(part.tobytes() for part in parts)
-        return b"".join([head, _digest(head, rest), rest])
+        return b"".join([head, digest(head, rest), rest])
 
     @staticmethod
     def from_bytes(sent: bytes) -> Delta:
@@ -58,7 +59,7 @@ class Delta:
         if found != _FORMAT:
             raise WireError(f"a delta of format {found} arrived, and this process reads format {_FORMAT}")
         head, rest = sent[: _HEADER.size], memoryview(sent)[_HEADER.size + _DIGEST.size :]
-        if _digest(head, rest) != sent[_HEADER.size : _HEADER.size + _DIGEST.size]:
+        if digest(head, rest) != sent[_HEADER.size : _HEADER.size + _DIGEST.size]:
             raise WireError("a delta arrived damaged")
         streams_at = num_exponents * _PER_EXPONENT
         if num_exponents > 256 or streams_at + num_decisions + num_rests > len(rest):
@@ -79,7 +80,7 @@ class Delta:
         return delta
 
 
-def _digest(head: bytes, rest: bytes | memoryview) -> bytes:
+def digest(head: bytes, rest: bytes | memoryview) -> bytes:
     hasher = xxhash.xxh3_64(head)
     hasher.update(rest)
     return _DIGEST.pack(hasher.intdigest())

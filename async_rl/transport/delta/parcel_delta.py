@@ -5,6 +5,9 @@
 
 A piece whose delta is not smaller than the piece is sent whole. `is_faster_as_delta` decides for every push, from a sample of
 the pieces and from the speed at which the last whole parcel was sent.
+
+There are two encodings, of which a learner uses one (`encoding_of`): `compact` (codec.py) on a CPU with numba, half the bytes;
+`parallel` (parallel_codec.py) where the parcels lie in a GPU's memory, which needs no copy to the host, or without numba.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from multiprocessing import cpu_count
+from typing import Literal
 
 import numpy as np
 import torch
 
 from async_rl.errors import WireError
-from async_rl.transport.delta import codec
+from async_rl.transport.delta import codec, parallel_codec
 from async_rl.transport.gpu_stream import on_host, transport_stream
 from async_rl.transport.plan import Parcel, WireLayout
 from async_rl.transport.wire.process_group import Link
@@ -29,7 +33,14 @@ _BATCH = 8
 """Pieces per broadcast: enough that latency does not matter, few enough that receivers begin early."""
 
 _SAMPLES = 3
-_MAX_THREADS = 8
+_MAX_THREADS = {"cpu": 8, "cuda": 2}
+
+Encoding = Literal["compact", "parallel"]
+
+
+def encoding_of(device: torch.device) -> Encoding:
+    """The encoding of deltas of parcels that lie on a device of this process."""
+    return "compact" if device.type == "cpu" and codec.is_available() else "parallel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +50,19 @@ class DeltaPiece:
     start: int
     stop: int
     dtype: str
+    encoding: Encoding
 
 
-def split_parcel(layout: WireLayout, parcel: Parcel) -> tuple[DeltaPiece, ...]:
-    """The parcel in pieces of at most `codec.CHUNK_BYTES`, none across two dtypes."""
+def split_parcel(layout: WireLayout, parcel: Parcel, encoding: Encoding) -> tuple[DeltaPiece, ...]:
+    """The parcel in pieces of the encoding's size at most, none across two dtypes."""
+    size = codec.CHUNK_BYTES if encoding == "compact" else parallel_codec.PIECE_BYTES
     pieces: list[DeltaPiece] = []
     by_dtype = [
         (dtype, next(each).offset) for dtype, each in groupby(parcel.slices, lambda each: layout.spec_of[each.box.name].dtype)
     ]
     for (dtype, begin), (_, end) in pairwise([*by_dtype, ("", parcel.num_bytes)]):
-        for start in range(begin, end, codec.CHUNK_BYTES):
-            pieces.append(DeltaPiece(start=start, stop=min(start + codec.CHUNK_BYTES, end), dtype=dtype))
+        for start in range(begin, end, size):
+            pieces.append(DeltaPiece(start=start, stop=min(start + size, end), dtype=dtype, encoding=encoding))
     return tuple(pieces)
 
 
@@ -59,7 +72,7 @@ def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: tor
     num_bytes = sum(piece.stop - piece.start for piece in sampled)
     started = time.perf_counter()
     size = sum(len(encoded_piece(piece, old, new)) for piece in sampled)
-    computing_s = (time.perf_counter() - started) / _num_threads()
+    computing_s = (time.perf_counter() - started) / _num_threads(new.device)
     # Both ends compute at about this speed, and concurrently with the transfer.
     return max(computing_s, size / bytes_per_s) < num_bytes / bytes_per_s
 
@@ -67,7 +80,7 @@ def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: tor
 def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor) -> int:
     """Send `new` to receivers that hold `old`; returns the number of bytes sent."""
     sent = 0
-    with ThreadPoolExecutor(_num_threads(), thread_name_prefix="weight-delta") as threads:
+    with ThreadPoolExecutor(_num_threads(new.device), thread_name_prefix="weight-delta") as threads:
         encoding = [threads.submit(encoded_piece, piece, old, new) for piece in pieces]
         for first in range(0, len(pieces), _BATCH):
             batch = [future.result() for future in encoding[first : first + _BATCH]]
@@ -80,7 +93,7 @@ def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new:
 
 def receive_delta(link: Link, pieces: Sequence[DeltaPiece], image: torch.Tensor, on_received: Callable[[int], None]) -> None:
     """Update the old parcel in `image` in place. `on_received` is called with the end of what is updated. Raises WireError."""
-    with ThreadPoolExecutor(_num_threads(), thread_name_prefix="weight-delta") as threads:
+    with ThreadPoolExecutor(_num_threads(image.device), thread_name_prefix="weight-delta") as threads:
         applying: list[tuple[DeltaPiece, Future[None]]] = []
         for first in range(0, len(pieces), _BATCH):
             batch = pieces[first : first + _BATCH]
@@ -105,24 +118,29 @@ def _land(applied: tuple[DeltaPiece, Future[None]], on_received: Callable[[int],
 
 def encoded_piece(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> bytes:
     """The piece's delta, or the piece itself; then the length is that of the piece."""
+    before, after = (each[piece.start : piece.stop] for each in (old, new))
     with transport_stream(new.device):
-        before, after = (each.numpy() for each in on_host(each[piece.start : piece.stop] for each in (old, new)))
-    made = codec.encode(before, after, piece.dtype)
-    return made if made is not None else after.tobytes()
+        if piece.encoding == "compact":
+            made = codec.encode(before.numpy(), after.numpy(), piece.dtype)
+        else:
+            made = parallel_codec.encode(before, after, piece.dtype)
+        return made if made is not None else after.cpu().numpy().tobytes()
 
 
 def apply_piece(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> None:
     """Update the piece of the old parcel in `image` in place. Raises WireError."""
     place = image[piece.start : piece.stop]
     with transport_stream(image.device):
-        for held in on_host([place]):
-            if made.size == len(held):
-                held.numpy()[:] = made
-            else:
+        if len(made) == len(place):
+            place.copy_(torch.as_tensor(made))
+        elif piece.encoding == "parallel":
+            parallel_codec.apply(made.tobytes(), place)
+        else:
+            for held in on_host([place]):
                 codec.apply(made.tobytes(), held.numpy())
-            if held is not place:
-                place.copy_(held, non_blocking=True)
+                if held is not place:
+                    place.copy_(held, non_blocking=True)
 
 
-def _num_threads() -> int:
-    return min(_MAX_THREADS, cpu_count())
+def _num_threads(device: torch.device) -> int:
+    return min(_MAX_THREADS[device.type], cpu_count())

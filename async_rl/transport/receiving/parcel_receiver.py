@@ -24,7 +24,7 @@ from async_rl.transport.digest import chunk_digest, chunks_of, version_digest
 from async_rl.transport.gpu_stream import on_host, transport_stream
 from async_rl.transport.messages import PushBegin
 from async_rl.transport.packed_source import PackedParcel, PackedSource
-from async_rl.transport.parcel_transfer import benefits_from_deltas, deltas_are_compiled, receive_parcel
+from async_rl.transport.parcel_transfer import has_deltas, receive_parcel
 from async_rl.transport.plan import CHUNK_BYTES, WireLayout, describe_mismatch
 from async_rl.transport.receiving.received_weights import ReceivedWeights
 from async_rl.transport.wire.gpus import takes_turns
@@ -133,9 +133,7 @@ class ParcelReceiver:
         learner, held = self._learner, self._held
         if learner is None or held is None:
             return ""
-        if not any(benefits_from_deltas(learner.pieces[number]) for number in self._buffers) or not deltas_are_compiled():
-            return ""
-        return held.digest
+        return held.digest if any(has_deltas(learner.pieces[number]) for number in self._buffers) else ""
 
     def receive(self, expected: ExpectedVersion, begin: PushBegin, member: str, abandoned: Event) -> ReceivedVersion:
         """Receive the parcels over process groups. Raises WireError when a transfer fails or a digest does not match."""
@@ -226,7 +224,7 @@ class ParcelReceiver:
             rendezvous=rendezvous,
             layout=source.layout,
             links=LinkPool(self._wire),
-            pieces=[split_parcel(source.layout, parcel) for parcel in source.layout.parcels],
+            pieces=[split_parcel(source.layout, parcel, source.deltas) for parcel in source.layout.parcels],
         )
         return self._learner
 

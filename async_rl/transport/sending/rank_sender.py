@@ -23,7 +23,7 @@ from async_rl.config import WireConfig
 from async_rl.errors import WireError
 from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
 from async_rl.transport import snapshot
-from async_rl.transport.delta.parcel_delta import split_parcel
+from async_rl.transport.delta.parcel_delta import Encoding, encoding_of, split_parcel
 from async_rl.transport.digest import version_digest
 from async_rl.transport.gpu_stream import transport_stream
 from async_rl.transport.packed_source import PackedParcel
@@ -57,12 +57,14 @@ class RankSender:
         self.layout = layout
         self._rendezvous, self._orders, self._rank = rendezvous, orders, rank
         self._device = device
+        self.deltas: Encoding = encoding_of(device)
         self._wire = wire
         self._parcel_number = next((number for number, parcel in enumerate(layout.parcels) if parcel.sender == rank), None)
         self._versions: PackedVersions | None = None
         if self._parcel_number is not None:
             self._versions = PackedVersions(layout, layout.parcels[self._parcel_number], device, shared=wire.shared_memory)
-            self._parcel_sender = ParcelSender(self._versions, split_parcel(layout, layout.parcels[self._parcel_number]), wire)
+            pieces = split_parcel(layout, layout.parcels[self._parcel_number], self.deltas)
+            self._parcel_sender = ParcelSender(self._versions, pieces, wire)
             self._server = ParcelServer(rendezvous.address, self._versions.open_version, wire.operation_timeout_s)
         self.snapshots = snapshots
         """Folder for snapshots of live versions; None: no snapshots."""

@@ -163,7 +163,13 @@ class WeightSender:
 
     async def _write_packed(self) -> None:
         parts, rank_sender = self._parts, self._parts.rank_sender
-        packed = PackedSource(fence=parts.fence, host=parts.wire.host, layout=rank_sender.layout, versions=rank_sender.packed)
+        packed = PackedSource(
+            fence=parts.fence,
+            host=parts.wire.host,
+            layout=rank_sender.layout,
+            deltas=rank_sender.deltas,
+            versions=rank_sender.packed,
+        )
         await write_source(parts.board, packed)
 
     async def _write_notes(self) -> None:

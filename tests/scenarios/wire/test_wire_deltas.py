@@ -9,21 +9,26 @@ import pytest
 import torch
 
 from async_rl.config import WireConfig
-from async_rl.errors import ConfigError
 from async_rl.transport.delta import codec
+from async_rl.transport.delta.parcel_delta import encoding_of
 from async_rl.transport.digest import digest_of
 from tests.scenarios.wire.test_wire import Worker, all_needy, deliver, running
 from tests.support.wire_board import StageBoard, board_of
 from tests.support.wire_weights import Sender, Weights, sending
 
-pytestmark = pytest.mark.skipif(not codec.is_available(), reason="needs the extra `delta`")
 WIRE = WireConfig(shared_memory=False, deltas="always", bucket_mb=1.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """Otherwise dozens of versions would be pushed before the first delta."""
-    codec.warm_up("bfloat16")
+@pytest.fixture(autouse=True, params=["compact", "parallel"])
+def encoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`parallel` is what a GPU's memory would have: without numba it is that of host memory too."""
+    if request.param == "parallel":
+        monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
+    elif not codec.is_available():
+        pytest.skip("needs the extra `delta`")
+    else:
+        codec.warm_up("bfloat16")  # otherwise dozens of versions would be pushed before the first delta
+    assert encoding_of(torch.device("cpu")) == request.param
 
 
 @pytest.fixture
@@ -119,10 +124,3 @@ async def test_a_damaged_delta_is_never_served_and_the_parcel_is_sent_again_whol
         await deliver(sender, training.version, training.weights, worker)
         await training.all_serve()
     assert [version for version, _ in worker.served] == [*range(1, training.version + 1)]
-
-
-async def test_deltas_always_need_the_extra(board: StageBoard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match=r"wire.deltas: always needs the extra: pip install 'async-rl\[delta\]'"):
-        async with sending(board, WIRE, policy(0)):
-            pass

@@ -71,7 +71,7 @@ class Learner:
     def source(self) -> PackedSource:
         """As it stands on the board."""
         first = self.rank_senders[0]
-        return PackedSource(fence=1, host="127.0.0.1", layout=first.layout, versions=first.packed)
+        return PackedSource(fence=1, host="127.0.0.1", layout=first.layout, deltas=first.deltas, versions=first.packed)
 
     def write_snapshot(self, record: VersionRecord) -> None:
         self.rank_senders[0].write_snapshot(record)

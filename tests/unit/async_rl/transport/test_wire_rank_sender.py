@@ -50,7 +50,7 @@ async def test_the_layout_of_a_model_of_many_experts_gets_through_the_board() ->
     assert len(layout.to_json()) > 8 << 20
     board, fence = await board_with_a_learner()
     await write_layout(board, layout, fence=fence)
-    await write_source(board, PackedSource(fence=fence, host="127.0.0.1", layout=layout, versions={}))
+    await write_source(board, PackedSource(fence=fence, host="127.0.0.1", layout=layout, deltas="parallel", versions={}))
     source = await read_source(board)
     assert source is not None
     assert source.layout == layout
@@ -62,7 +62,7 @@ async def test_what_is_no_note_of_the_learners_is_nothing() -> None:
     specs = [ParameterSpec(name="weight", shape=(3,), dtype="float32")]
     layout = plan_layout(specs, {0: [Box.whole(specs[0])]})
     await write_layout(board, layout, fence=fence)
-    await write_source(board, PackedSource(fence=fence, host="127.0.0.1", layout=layout, versions={}))
+    await write_source(board, PackedSource(fence=fence, host="127.0.0.1", layout=layout, deltas="parallel", versions={}))
     good = await board.note(PACKED_NOTE)
     assert good is not None
     for text in (b"", b"not compressed", good[:-3], zlib.compress(b"[1]"), zlib.compress(b"{" * 10_000)):
@@ -72,7 +72,7 @@ async def test_what_is_no_note_of_the_learners_is_nothing() -> None:
     assert await read_source(board) is not None
     await board.write_note(PACKED_NOTE, b"of another learner", 60, fence=fence + 1)
     assert await read_source(board) is not None, "a note with another fence is not written"
-    forged = PackedSource(fence=fence + 10**12, host="127.0.0.1", layout=layout, versions={})
+    forged = PackedSource(fence=fence + 10**12, host="127.0.0.1", layout=layout, deltas="parallel", versions={})
     await board.write_note(PACKED_NOTE, zlib.compress(dumped(forged)), 60, fence=fence)
     assert await read_source(board) is None, "only the buffer says who the learner is"
 
