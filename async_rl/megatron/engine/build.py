@@ -26,6 +26,7 @@ from async_rl.megatron.engine.decode_graphs import CudaCapture, DecodeGraphs, ru
 from async_rl.megatron.engine.decode_step import DecodeStep
 from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, KVCacheUsage, NullTokenizer, Sampler
 from async_rl.megatron.experts.sharing import share_tokens
+from async_rl.megatron.layers.residual_norms import fuse_residual_norms
 from async_rl.models.engine_limits import check_kv_cache
 from async_rl.models.shape import ModelShape
 
@@ -129,6 +130,7 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
         )
     model.eval()
     _without_autograd(model)
+    fuse_residual_norms(model, next(model.parameters()).device)
     if shape.experts is not None:
         share_tokens(model)
     with host.on_host(), host.quiet(), torch.inference_mode():

@@ -1,4 +1,4 @@
-"""RMSNorm whose backward pass is one Triton kernel; torch's reads everything once for the input and once for the weight."""
+"""RMSNorm as Triton kernels: its backward pass, for which torch's reads everything twice, and with the sum that it norms."""
 
 from __future__ import annotations
 
@@ -42,6 +42,34 @@ class RmsNorm(torch.autograd.Function):
                 given, weight, gradient, out, of_weight, rows, ctx.eps, WIDTH=width, BLOCK=block, ROWS=tile, num_warps=8
             )
         return out, of_weight.sum(dim=0).to(weight.dtype), None
+
+
+def add_and_norm(given: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum, and its norm over the last dimension. Not differentiable; rounded where torch rounds."""
+    given, residual = given.contiguous(), residual.contiguous()
+    total, normed = torch.empty_like(residual), torch.empty_like(residual)
+    width = len(weight)
+    if rows := residual.numel() // width:
+        _add_and_norm[(rows,)](
+            given, residual, weight, total, normed, eps, WIDTH=width, BLOCK=1 << (width - 1).bit_length(), num_warps=4
+        )
+    return total, normed
+
+
+@triton.jit
+def _add_and_norm(given, residual, weight, total, normed, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    is_column = column < WIDTH
+    at = tl.program_id(0).to(tl.int64) * WIDTH + column
+    dtype = total.dtype.element_ty
+    x = tl.load(given + at, mask=is_column, other=0.0).to(tl.float32)
+    x += tl.load(residual + at, mask=is_column, other=0.0).to(tl.float32)
+    x = x.to(dtype)
+    tl.store(total + at, x, mask=is_column)
+    x = x.to(tl.float32)
+    w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    tl.store(normed + at, (x * scale * w).to(dtype), mask=is_column)
 
 
 @triton.jit(do_not_specialize=["rows"])

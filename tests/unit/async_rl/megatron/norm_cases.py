@@ -1,4 +1,4 @@
-"""The kernel of RMSNorm's backward pass beside torch, in Triton's interpreter: prints the largest differences as JSON."""
+"""The kernels of RMSNorm beside torch, in Triton's interpreter: prints the largest differences as JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +27,24 @@ def difference(shape: tuple[int, ...], dtype: torch.dtype) -> float:
     )
 
 
+def difference_of_sum(shape: tuple[int, ...], dtype: torch.dtype) -> float:
+    """The interpreter rounds to bfloat16 towards 0, unlike a GPU."""
+    generator = torch.Generator().manual_seed(7)
+    given, residual = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    weight = (1 + torch.randn(shape[-1:], generator=generator) / 4).to(dtype)
+    found = norm_kernels.add_and_norm(given, residual, weight, EPS)
+    total = given.double() + residual.double()
+    expected = total, functional.rms_norm(total, shape[-1:], weight.double(), EPS)
+    return max(
+        ((one - other).norm() / other.norm().clamp(min=1e-12)).item() for one, other in zip(found, expected, strict=True)
+    )
+
+
 if __name__ == "__main__":
     norm_kernels.MOST_PROGRAMS = 2  # so that a program has several tiles
     norm_kernels.TILE = 256
     shapes = {"narrow": (3, 7, 24), "tiles": (40, 64), "wide": (5, 1, 700), "empty": (0, 16)}
     cases = [(name, dtype) for name in shapes for dtype in (torch.float32, torch.bfloat16)]
-    print(json.dumps({f"{name} {dtype}": difference(shapes[name], dtype) for name, dtype in cases}))
+    of_gradients = {f"{name} {dtype}": difference(shapes[name], dtype) for name, dtype in cases}
+    of_sums = {f"sum, {name} {dtype}": difference_of_sum(shapes[name], dtype) for name, dtype in cases}
+    print(json.dumps(of_gradients | of_sums))

@@ -7,7 +7,7 @@ from async_rl.megatron.attention.head_kernels import HeadNorms, query_key_value
 from async_rl.megatron.attention.paged_kernels import number_of_splits, paged_attention
 from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.heads.logit_kernels import row_scores, slopes
-from async_rl.megatron.layers.norm_kernels import RmsNorm
+from async_rl.megatron.layers.norm_kernels import RmsNorm, add_and_norm
 from async_rl.megatron.layers.swiglu_kernels import Swiglu
 from tests.support.compiled_kernels import compiling_for
 
@@ -118,4 +118,14 @@ def test_norms_compile(gpu: str, width: int) -> None:
     with compiling_for(gpu) as kernels:
         RmsNorm.apply(row, torch.ones(width, dtype=BF16, requires_grad=True), 1e-6).sum().backward()
     assert [each.name for each in kernels] == ["_norm_backward"]
+    assert not any(each.spilled_bytes for each in kernels)
+
+
+@pytest.mark.parametrize("width", [1024, 5120, 8192])
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_sums_with_norms_compile(gpu: str, width: int) -> None:
+    row = torch.zeros(5, 1, width, dtype=BF16)
+    with compiling_for(gpu) as kernels:
+        add_and_norm(row, row, torch.ones(width, dtype=BF16), 1e-6)
+    assert [each.name for each in kernels] == ["_add_and_norm"]
     assert not any(each.spilled_bytes for each in kernels)
