@@ -41,6 +41,7 @@ CHECKS = (
     Check(name="decode 0.6B", module=ENGINE, limit_s=120, gpu_only="a model of 0.6 B parameters"),
     Check(name="learn 0.6B", module=LEARNER, limit_s=120, gpu_only="training 0.6 B parameters"),
     Check(name="optimizer", module=OPTIMIZER, limit_s=60),
+    Check(name="weight gradients", module=LEARNER, limit_s=60),
     Check(name="experts", module=MODEL, limit_s=60),
     Check(name="push in place", module=WIRE, limit_s=90),
     Check(name="push gloo", module=WIRE, limit_s=90),
@@ -52,6 +53,7 @@ CHECKS = (
     Check(name="offload", module=OPTIMIZER, limit_s=60),
     Check(name="mps", module=SHARING, limit_s=120, gpu_only="MPS"),
     Check(name="checkpoint", module=LEARNER, limit_s=60),
+    Check(name="repeats", module=LEARNER, limit_s=60),
     Check(name="kv cache", module=ENGINE, limit_s=90),
     Check(name="learn small", module=LEARNER, limit_s=60),
     Check(name="decode small", module=ENGINE, limit_s=60),
@@ -59,9 +61,9 @@ CHECKS = (
 
 
 def lines_of(result: Result) -> Iterator[str]:
-    yield f"{result.name:<13} {result.outcome:<8} {result.seconds:6.1f} s  {result.reason}".rstrip()
+    yield f"{result.name:<16} {result.outcome:<8} {result.seconds:6.1f} s  {result.reason}".rstrip()
     for name, value in result.figures.items():
-        yield f"{'':<13}   {name} = {value if isinstance(value, str) else format(value, '.4g')}"
+        yield f"{'':<16}   {name} = {value if isinstance(value, str) else format(value, '.4g')}"
     for text in (result.traceback, result.log):
         if text:
             yield from (f"    | {line}" for line in text.splitlines())

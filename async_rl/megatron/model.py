@@ -273,7 +273,8 @@ def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packi
             token_ids, positions, packing = _lengthened(token_ids, positions, packing, missing)
             is_padding = torch.cat([is_padding, is_padding.new_ones(missing)])
         packing = replace(packing, positions=positions)  # a copy, so that its rotations last as long as this pass
-    given = {"packed_seq_params": packing, **_for_routers(chunk, is_padding)}
+    # Megatron wants logits gathered while the process has an engine; hidden states, which are read here, stay as they are
+    given = {"packed_seq_params": packing, "runtime_gather_output": True, **_for_routers(chunk, is_padding)}
     if not chunk.post_process:
         return PackedOutput(hidden=model(token_ids[None], positions[None], None, **given), tokens=tokens)
     with chunk.output_layer.skipped():

@@ -1,22 +1,28 @@
-"""Checks of the learner: whether it learns, how fast, and whether it resumes exactly."""
+"""Checks of the learner: whether it learns, how fast, and whether it resumes and repeats exactly."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from learner_parts.rollouts import groups_of
+from torch import Tensor
 
 from async_rl.config import Config
-from async_rl.models.shape import ModelShape
+from async_rl.megatron.model import forward_packed, pack
+from async_rl.models.shape import Experts, ModelShape
 from gpu_checks.ceilings import product_flops_per_s
 from gpu_checks.counts import data_sheet_flops, training_flops
 from gpu_checks.report import QWEN3_600M, SMALL, Checks, Figure, Machine, Report
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.checkpoints import training_state
+from learner.model import TrainingModel
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup
 
@@ -25,12 +31,15 @@ REINFORCE = Objective.model_validate(
 )
 
 
-def config(learning_rate: float) -> Config:
+WITH_EXPERTS = replace(SMALL, experts=Experts(number=8, per_token=2, ffn=64, layers=(1, 3)))
+
+
+def config(learning_rate: float, *, deterministic: bool = False) -> Config:
     return Config.model_validate(
         {
             "model": {"size": {"hidden": 128, "layers": 4, "heads": 4}},  # replaced by the given shape
             "environments": [{"type": "even_digits"}],
-            "learner": {"steps": 100, "optimizer": {"learning_rate": learning_rate}},
+            "learner": {"steps": 100, "optimizer": {"learning_rate": learning_rate}, "deterministic": deterministic},
         }
     )
 
@@ -127,4 +136,63 @@ def checkpoint(machine: Machine, report: Report) -> None:
         successor.stop()
 
 
-CHECKS: Checks = {"learn small": learn_small, "learn 0.6B": learn_600m, "checkpoint": checkpoint}
+def repeats(machine: Machine, report: Report) -> None:
+    """Two learners with experts and `learner.deterministic` that train on the same batches have the same bits."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # as runs set it then
+    fixed = batch(WITH_EXPERTS, [64, 128, 256, 64] * (4 if machine.is_gpu else 1))
+    found: list[dict[str, Tensor]] = []
+    for _ in range(2):
+        rank_group = RankGroup(config(1e-3, deterministic=True), REINFORCE, WITH_EXPERTS)
+        for _ in range(2):
+            report.require(not rank_group.step(fixed).skipped, "a step was not finite")
+        found.append({name: tensor.clone() for name, tensor in training_state.capture(rank_group.model).items()})
+        rank_group.stop()
+    one, other = found
+    differing = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
+    report.require(not differing, f"not the same twice: {sorted(differing)[:5]}")
+    report.note(tensors=len(one))
+
+
+def weight_gradients(machine: Machine, report: Report) -> None:
+    """Gradients of matrices that are added to float32 buffers in the product, beside those of products that are rounded first.
+
+    Rounding to bfloat16 changes no element of a product by more than 2^-8 of it, so no matrix by more than that of its norm. As
+    much again is allowed because a GPU may add up parts of that product in bfloat16, and twice what repetitions differ by.
+    """
+    rank_group = RankGroup(config(1e-3), REINFORCE, SMALL)
+    model = rank_group.model
+    layers: list[Any] = [each for each in model.chunks.modules() if getattr(each, "gradient_accumulation_fusion", False)]
+    report.require(len(layers) == 4 * SMALL.layers, f"{len(layers)} matrices add to their buffers")
+    added = _of_matrices(machine, model, layers)
+    for each in layers:
+        each.gradient_accumulation_fusion = False
+    rounded, again = (_of_matrices(machine, model, layers) for _ in range(2))
+    rank_group.stop()
+    repetition = max(map(_distance, again, rounded))
+    report.note(matrices=len(layers), repetition=repetition)
+    of_a_product = 2**-8 if model.dtype is torch.bfloat16 else 1e-5  # float32: sums in another order
+    report.at_most("distance", max(map(_distance, added, rounded)), 2 * of_a_product + 2 * repetition)
+
+
+def _of_matrices(machine: Machine, model: TrainingModel, layers: Sequence[Any]) -> list[Tensor]:
+    """Their gradients after the same row twice: two products that do not cancel."""
+    random = torch.Generator().manual_seed(5)
+    row = [torch.randint(0, SMALL.vocab_size, (length,), generator=random).to(machine.device) for length in (300, 1, 211)]
+    direction = torch.randn(512, SMALL.vocab_size, generator=random).to(machine.device)
+    model.zero_gradients()
+    for _ in range(2):
+        (forward_packed(model.chunks[0], *pack(row)).logits() * direction).sum().backward()
+    return [each.weight.main_grad.clone() for each in layers]
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return ((one - other).norm() / other.norm()).item()
+
+
+CHECKS: Checks = {
+    "learn small": learn_small,
+    "learn 0.6B": learn_600m,
+    "checkpoint": checkpoint,
+    "repeats": repeats,
+    "weight gradients": weight_gradients,
+}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.megatron import parallel
-from async_rl.megatron.experts.grouped import fits_grouped_products
+from async_rl.megatron.experts.grouped import what_is_missing
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.models.shape import Experts, ModelShape
 from gpu_checks.ceilings import seconds_of
@@ -64,11 +64,11 @@ def experts(machine: Machine, report: Report) -> None:
     """
     parallel.initialize(device=machine.device)
     shape = MANY_EXPERTS if machine.is_gpu else FEW_EXPERTS
-    fits = fits_grouped_products(shape, machine.device, torch.bfloat16)
-    report.note(runs_use_them="yes" if fits else f"no ({_why_not(machine)})")
+    missing = what_is_missing(shape, machine.device, torch.bfloat16)
+    report.note(runs_use_them="yes" if missing is None else f"no ({missing})")
     tokens = 4096 if machine.is_gpu else 64
     single = _experts_ms(machine, shape, tokens, grouped=False, report=report)
-    if fits or not machine.is_gpu:
+    if missing is None or not machine.is_gpu:  # a dry run computes them all the same
         together = _experts_ms(machine, shape, tokens, grouped=True, report=report)
     else:
         report.attempt("grouped_ms", lambda: _experts_ms(machine, shape, tokens, grouped=True, report=report).ms)
@@ -80,12 +80,6 @@ def experts(machine: Machine, report: Report) -> None:
         if single.gradients.get(name, gradient).abs().max() > 0
     ]
     report.at_most("gradients", max(differences), TOLERANCES[torch.bfloat16])
-
-
-def _why_not(machine: Machine) -> str:
-    if not machine.is_gpu:
-        return "no GPU; this dry run computes them all the same"
-    return f"capability {'.'.join(map(str, torch.cuda.get_device_capability(machine.device)))}, needed is 9.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ def plain_model_with(weights: Weights) -> GPTModel:
 
 
 def logits_of(weights: Weights, row: Sequence[int]) -> torch.Tensor:
-    """One full forward pass, without engine, cache or pages. Newer versions of Megatron want no engine alive meanwhile."""
+    """One full forward pass, without engine, cache or pages."""
     model = plain_model_with(weights)
     with torch.no_grad():
         return forward_packed(model, *pack([torch.tensor(row)])).logits()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -162,6 +164,11 @@ class KVCacheUsage:
     preemptions: int
 
 
+_living: WeakSet[Engine] = WeakSet()
+"""The engines of this process. Since 0.17 Megatron has one flag for all of them, which each sets when it is built."""
+_living_lock = threading.Lock()
+
+
 class Engine(DynamicInferenceEngine):  # pyright: ignore[reportGeneralTypeIssues]  # a decorator hides the class
     """An engine with its own event loop; Megatron would share one among all engines of the process."""
 
@@ -169,6 +176,8 @@ class Engine(DynamicInferenceEngine):  # pyright: ignore[reportGeneralTypeIssues
         self._loop = asyncio.new_event_loop()
         self.preempted: list[int] = []
         """Requests preempted in this step, which must be submitted again."""
+        with _living_lock:
+            _living.add(self)
         super().__init__(*args, **kwargs)
 
     def advance(self) -> list[int]:
@@ -233,12 +242,14 @@ def clear(engine: Engine) -> None:
 
 
 def retire(engine: Engine) -> None:
-    """Close the engine's event loop and reset Megatron's process-wide inference flag."""
+    """Close the engine's event loop. With the last engine of the process, Megatron's flag of inference goes too."""
     while tasks := asyncio.all_tasks(engine._loop):
         engine._loop.run_until_complete(asyncio.wait(tasks))
     engine._loop.close()
-    if mode := getattr(inference_utils, "InferenceMode", None):
-        mode.unset_active()
+    with _living_lock:
+        _living.discard(engine)
+        if not _living and (mode := getattr(inference_utils, "InferenceMode", None)):
+            mode.unset_active()
 
 
 def _complete(context: Any, requests: list[int]) -> list[int]:

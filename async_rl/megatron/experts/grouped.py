@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from async_rl.megatron import host
 from async_rl.megatron.layers.swiglu import FusedSwiglu
-from async_rl.megatron.triton_kernels import has_kernels
+from async_rl.megatron.triton_kernels import has_kernels, has_triton
 from async_rl.models.shape import ModelShape
 
 with host.importing():
@@ -30,9 +30,29 @@ NEEDED_CAPABILITY = (9, 0)
 
 def fits_grouped_products(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels of this device compute the model's experts."""
-    if not has_kernels(device) or dtype is not torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
-        return False  # without Triton there is no activation for them
-    return are_aligned(shape) and torch.cuda.get_device_capability(device) >= NEEDED_CAPABILITY
+    return what_is_missing(shape, device, dtype) is None
+
+
+def what_is_missing(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels of this device do not compute the model's experts; None: they do."""
+    if device.type != "cuda":
+        return "no GPU"
+    if not has_triton():
+        return "Triton is not installed, which has the activation"
+    if not has_kernels(device):
+        return "no kernels are wanted (learner.kernels: torch)"
+    if not hasattr(torch, "_grouped_mm"):
+        return f"torch {torch.__version__} has no grouped products"
+    if dtype is not torch.bfloat16:
+        return f"the model is in {str(dtype).removeprefix('torch.')}, needed is bfloat16"
+    if not are_aligned(shape):
+        return f"hidden and expert sizes must be multiples of {ALIGNED}, and the activation SwiGLU"
+    found = torch.cuda.get_device_capability(device)
+    return None if found >= NEEDED_CAPABILITY else f"capability {_dotted(found)}, needed is {_dotted(NEEDED_CAPABILITY)}"
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def are_aligned(shape: ModelShape) -> bool:

@@ -23,6 +23,7 @@ from tests.support.engine_stage import (
     Gate,
     cache_of,
     engine_of,
+    logits_of,
     next_logits,
     prompts,
     recomputed,
@@ -66,6 +67,22 @@ async def test_logprobs_are_those_of_a_full_forward_pass(engine: MakeEngine, tem
         assert ended or len(completion.token_ids) == budget
         assert TOKENIZER.end_id not in completion.token_ids[:-1]
     assert {completion.stop_reason for completion in found} == {StopReason.END, StopReason.LENGTH}
+
+
+async def test_an_engine_samples_on_when_another_of_its_process_ends(ready: SteppedEngine, engine: MakeEngine) -> None:
+    async with engine():
+        pass
+    asked = prompts(6)
+    found = await asyncio.gather(*(ready.generate(prompt, GenerationArgs(max_tokens=4)) for prompt in asked))
+    for prompt, completion in zip(asked, found, strict=True):
+        np.testing.assert_allclose(completion.logprobs, recomputed(weights(1), prompt, completion), atol=1e-4)
+
+
+async def test_a_packed_row_is_computed_alike_while_an_engine_of_its_process_lives(engine: MakeEngine) -> None:
+    row = prompts(1)[0]
+    alone = logits_of(weights(1), row)
+    async with engine():
+        assert torch.equal(logits_of(weights(1), row), alone)
 
 
 async def test_late_requests_join_a_running_batch(engine: MakeEngine) -> None:

@@ -182,6 +182,7 @@ def test_the_script_runs_real_checks_without_being_installed(tmp_path: Path) -> 
         "--only",
         "environment",
         "packing",
+        "weight gradients",
         "--json",
         tmp_path / "a" / "b",
     ]
@@ -191,6 +192,7 @@ def test_the_script_runs_real_checks_without_being_installed(tmp_path: Path) -> 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "a" / "b").read_text())
     assert (found["environment.device"], found["packing.outcome"]) == ("cpu", "ok")
+    assert found["weight_gradients.distance"] < 1e-6  # what a CPU computes in float32
     assert found["packing.gradients_float32"] < found["packing.gradients_bfloat16"]
     assert ended.stdout.endswith("nothing failed\n")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from async_rl.megatron import host, parallel
+from async_rl.megatron import host, parallel, triton_kernels
 from async_rl.megatron.experts.grouped import (
     ALIGNED,
     GroupedExperts,
@@ -22,6 +25,7 @@ from async_rl.megatron.experts.grouped import (
     in_a_row,
     lie_backwards,
     padded_places,
+    what_is_missing,
 )
 from async_rl.megatron.experts.sharing import AllTokens, SharedTokens, share_tokens
 from async_rl.megatron.model import build_model, forward_packed, pack
@@ -79,15 +83,36 @@ def test_groups_begin_at_multiples(counts: list[int], last_is_first: bool) -> No
 def test_a_device_without_kernels_computes_experts_one_by_one() -> None:
     assert are_aligned(SHAPE)
     assert not fits_grouped_products(SHAPE, CPU, torch.bfloat16)
+    assert what_is_missing(SHAPE, CPU, torch.bfloat16) == "no GPU"
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[torch.dtype], str | None]]:
+    """What is missing on such a GPU with Triton."""
+    has_triton.cache_clear()
+    module = ModuleType("triton")
+    module.__spec__ = importlib.machinery.ModuleSpec("triton", None)
+    monkeypatch.setitem(sys.modules, "triton", module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    yield partial(what_is_missing, SHAPE, torch.device("cuda"))
+    has_triton.cache_clear()
+    triton_kernels.choose("auto")
+
+
+def test_what_is_missing_has_a_name(on_hopper: Callable[[torch.dtype], str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_hopper(torch.bfloat16) is None
+    assert on_hopper(torch.float32) == "the model is in float32, needed is bfloat16"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    assert on_hopper(torch.bfloat16) == "capability 8.0, needed is 9.0"
+    triton_kernels.choose("torch")
+    assert on_hopper(torch.bfloat16) == "no kernels are wanted (learner.kernels: torch)"
 
 
 def test_a_gpu_without_triton_computes_experts_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    on_hopper: Callable[[torch.dtype], str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request.addfinalizer(has_triton.cache_clear)
-    has_triton.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert not fits_grouped_products(SHAPE, torch.device("cuda"), torch.bfloat16)
+    assert on_hopper(torch.bfloat16) == "Triton is not installed, which has the activation"
 
 
 def grouped_model(seed: int | None = 1) -> Any:
