@@ -153,10 +153,10 @@ class WorkerConfig(Section):
     """Kernels of the engine. `auto`: Triton on GPUs, torch on a CPU. With cuda_graphs `never`, FlashAttention where it is
     installed and can read the cache. `torch` on a GPU is slow, and good for comparing (docs/inference.md)."""
     cuda_graphs: Literal["auto", "always", "never"] = "auto"
-    """Replay steps in which all generations decode as CUDA graphs, one launch each. `auto`: on GPUs, with Triton's kernels and
-    layer_spec `local`, one GPU per engine, and experts, if there are any, computed together (bfloat16, capability 9.0).
-    `always`: refused where `auto` would not; without a GPU, a dry run of the same steps. `never`: also lets FlashAttention
-    decode, if it is installed."""
+    """Replay steps that decode, and compute at most short prompts, as CUDA graphs, one launch each. `auto`: on GPUs, with
+    Triton's kernels and layer_spec `local`, one GPU per engine, and experts, if there are any, computed together (bfloat16,
+    capability 9.0). `always`: refused where `auto` would not; without a GPU, a dry run of the same steps. `never`: also lets
+    FlashAttention decode, if it is installed."""
     async_scheduling: bool = False
     """Launch the next decode step before the host has read the tokens of the last one. On GPUs the host's work is then hidden
     behind the device's; a generation that ends costs one row of a step. Needs megatron-core 0.19 (Python 3.12 and later) and

@@ -43,7 +43,7 @@ class Turnover:
 
 
 def turnover(machine: Machine, report: Report) -> None:
-    """A step that computes prompts is no CUDA graph, and the others wait for it."""
+    """The others wait for a step that computes prompts; it is a CUDA graph if these are few."""
     shape, batches, prompt, longest = (QWEN3_600M, (64, 256), 256, 512) if machine.is_gpu else (SMALL, (4,), 16, 24)
     decoder = Decoder(machine, shape, room_for=[(batch, prompt + longest) for batch in batches])
     for batch in batches:
@@ -52,8 +52,9 @@ def turnover(machine: Machine, report: Report) -> None:
         turning = Turnover(decoder=decoder, batch=batch, prompt=prompt, longest=longest)
         for _ in range(longest // 2):  # until requests of all ages are running
             turning.step()
-        before = decoder.core.metrics.tokens_generated
+        before, replays = decoder.core.metrics.tokens_generated, decoder.replays
         steps = [turning.step() for _ in range(longest)]
+        replays = decoder.replays - replays
         tokens_per_s = (decoder.core.metrics.tokens_generated - before) / sum(seconds for _, seconds in steps)
         turning.finish()
         report.note(
@@ -62,6 +63,7 @@ def turnover(machine: Machine, report: Report) -> None:
                 f"steady_tokens_per_s_{batch}": steady.tokens_per_s,
                 f"of_steady_{batch}": tokens_per_s / steady.tokens_per_s,
                 f"steps_with_prompts_{batch}": fmean(with_prompts for with_prompts, _ in steps),
+                f"steps_as_graphs_{batch}": replays / len(steps),
                 f"ms_with_prompts_{batch}": 1e3 * fmean(seconds for with_prompts, seconds in steps if with_prompts),
                 f"ms_without_{batch}": 1e3 * fmean(seconds for with_prompts, seconds in steps if not with_prompts),
             }

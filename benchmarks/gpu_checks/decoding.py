@@ -79,6 +79,11 @@ class Decoder:
         )
         self.core.swap(0, self.random_weights(seed=1))
 
+    @property
+    def replays(self) -> int:
+        """Steps so far that were CUDA graphs."""
+        return self.core.graphs.replays if self.core.graphs is not None else 0
+
     def random_weights(self, seed: int) -> dict[str, torch.Tensor]:
         random = torch.Generator(self._machine.device).manual_seed(seed)
         return {

@@ -184,11 +184,13 @@ class EngineCore:
         inference.retire(self._engine)
 
     def _captured(self, worker: WorkerConfig) -> DecodeGraphs | None:
-        """Decode steps as CUDA graphs; None, with `auto`, where the device refuses them."""
+        """Steps as CUDA graphs; None, with `auto`, where the device refuses them."""
         try:
-            return capture_decoding(self._engine, self._shape, worker.max_running)
+            return capture_decoding(
+                self._engine, self._shape, requests=worker.max_running, prompt_tokens=worker.prompt_tokens_per_step
+            )
         except RuntimeError as error:  # torch raises nothing else for what CUDA or Triton cannot do
             if worker.cuda_graphs == "always":
                 raise
-            log.warning("decode steps could not be captured, and run without CUDA graphs", reason=str(error))
+            log.warning("steps could not be captured, and run without CUDA graphs", reason=str(error))
             return None

@@ -144,15 +144,16 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
     return engine
 
 
-def capture_decoding(engine: Engine, shape: ModelShape, rows: int) -> DecodeGraphs:
-    """Have the steps of an engine in which all of at most `rows` requests decode captured as CUDA graphs, now: its weights may
-    come later. Without a GPU they run on the graphs' tensors, uncaptured.
+def capture_decoding(engine: Engine, shape: ModelShape, *, requests: int, prompt_tokens: int) -> DecodeGraphs:
+    """Have the steps of an engine in which at most `requests` decode, and at most `prompt_tokens` of prompts are computed,
+    captured as CUDA graphs, now: its weights may come later. Without a GPU they run on the graphs' tensors, uncaptured.
     """
     context, model = engine.context, engine.controller.inference_wrapped_model.model
     with torch.inference_mode():
         graphs = DecodeGraphs(
             DecodeStep(model, context),
-            rows=rows,
+            requests=requests,
+            prompt_tokens=prompt_tokens,
             columns=context.request_to_kv_block_ids.shape[1],
             context_tokens=shape.context_tokens,
             device=context.memory_buffer.device,

@@ -1,7 +1,9 @@
-"""Decode steps as CUDA graphs: captured once for some numbers of requests, replayed with one launch.
+"""Steps as CUDA graphs: captured once for some numbers of tokens, replayed with one launch.
 
-requests of a step ──▶ copied into tensors that stay in place ──▶ the smallest graph that holds them ──▶ logits
+  tokens of a step ──▶ copied into tensors that stay in place ──▶ the smallest graph that holds them ──▶ logits
                         rows of padding have no keys                     reads the weights where they lie
+
+A step may also compute short prompts: each of their tokens is a row, like one that decodes.
 
 New weights are copied into the old ones' memory, so that a graph computes with them. Without a GPU a step runs as it is, on the
 same tensors with the same padding.
@@ -29,6 +31,10 @@ Capture = Callable[[Run], Run]
 
 SHORTEST_REACH, REACH_FACTOR = 4096, 8
 """Bound of the lengths of the first graphs, and how much further the next ones reach."""
+MOST_PROMPT_TOKENS, MOST_PROMPT_KEYS = 512, 1 << 19
+"""Tokens of the prompts in a captured step, for which there are rows besides those of running requests; and keys that these
+rows read. Longer prompts are faster in kernels that read keys once for many tokens (docs/decisions/cuda_path.md).
+"""
 
 
 class Step(Protocol):
@@ -43,35 +49,52 @@ class DecodeGraphs:
     """Captures at construction. Not thread-safe: the engine's thread builds and calls it, in inference mode."""
 
     def __init__(
-        self, step: Step, *, rows: int, columns: int, context_tokens: int, device: torch.device, capture: Capture
+        self,
+        step: Step,
+        *,
+        requests: int,
+        prompt_tokens: int,
+        columns: int,
+        context_tokens: int,
+        device: torch.device,
+        capture: Capture,
     ) -> None:
-        """For at most `rows` requests of `columns` blocks and `context_tokens` tokens each."""
+        """For at most `requests` of `columns` blocks and `context_tokens` tokens each, and so many tokens of prompts beside
+        them, up to MOST_PROMPT_TOKENS.
+        """
         self.replays = 0
         """Steps that a graph computed."""
         self._step = step
         self._capture = capture
-        self._sizes = batch_sizes(rows)
+        rows = requests + min(prompt_tokens, MOST_PROMPT_TOKENS)
+        self._sizes = sorted({*batch_sizes(requests), *batch_sizes(rows)})
         self._reaches = reaches(context_tokens)
-        self._inputs = DecodeInputs.empty(rows, columns, device)
+        self._inputs = DecodeInputs.empty(rows, requests, columns, device)
         self._logits = torch.empty_like(step(self._inputs, self._reaches[0]))
-        self._used = 0
-        """Rows of the inputs that the last step filled; the others have no keys."""
+        self._used = 0, 0
+        """Rows and requests of the inputs that the last step filled; the others have no keys, and the first row's logits."""
         self._replay: dict[tuple[int, int], Run] = {}
         self._capture_all()
 
-    def run(self, tokens: Tensor, lengths: Tensor, blocks: Tensor, *, longest: int) -> Tensor:
-        """Logits [requests, vocabulary] of a step, to be read before the next one; `longest` bounds `lengths`."""
-        count = len(tokens)
-        rows = self._inputs.first(count)
-        rows.tokens.copy_(tokens)
-        rows.lengths.copy_(lengths)
-        rows.blocks.copy_(blocks)
-        if count < self._used:
-            self._inputs.lengths[count : self._used].zero_()
-        self._used = count
-        self._replay[_next_of(self._sizes, count), _next_of(self._reaches, longest)]()
+    def fits(self, tokens: int, prompt_keys: int) -> bool:
+        """Whether a step of so many tokens can be run, and should: `prompt_keys` are those that its prompts' tokens read."""
+        return tokens <= self._sizes[-1] and prompt_keys <= MOST_PROMPT_KEYS
+
+    def run(self, inputs: DecodeInputs, *, longest: int) -> Tensor:
+        """Logits [requests, vocabulary] of a step, to be read before the next one; `longest` bounds `inputs.lengths`."""
+        rows, requests = len(inputs.tokens), len(inputs.last)
+        own = self._inputs
+        own.tokens[:rows].copy_(inputs.tokens)
+        own.lengths[:rows].copy_(inputs.lengths)
+        own.blocks[:rows].copy_(inputs.blocks)
+        own.last[:requests].copy_(inputs.last)
+        for padded, filled, before in zip((own.lengths, own.last), (rows, requests), self._used, strict=True):
+            if filled < before:
+                padded[filled:before].zero_()
+        self._used = rows, requests
+        self._replay[_next_of(self._sizes, rows), _next_of(self._reaches, longest)]()
         self.replays += 1
-        return self._logits[:count]
+        return self._logits[:requests]
 
     def refresh(self) -> None:
         """Capture again if weights or cache have moved since, as after a change that did not copy in place."""
@@ -81,8 +104,9 @@ class DecodeGraphs:
     def _capture_all(self) -> None:
         began = time.perf_counter()
         self._inputs.lengths.zero_()  # nothing of a running generation is written
+        self._inputs.last.zero_()
         self._logits = torch.empty_like(self._logits)  # those of the last step may not have been read yet
-        self._used = 0
+        self._used = 0, 0
         self._addresses = self._step.addresses()
         # The largest first: the memory of its numbers between layers is enough for all others. Replaced graphs are kept
         # until then, because a memory pool that no graph uses any more is gone.
@@ -91,7 +115,7 @@ class DecodeGraphs:
             for size in reversed(self._sizes)
             for reach in self._reaches
         }
-        log.info("decode steps are captured", graphs=len(self._replay), seconds=round(time.perf_counter() - began, 2))
+        log.info("steps are captured", graphs=len(self._replay), seconds=round(time.perf_counter() - began, 2))
 
     def _run(self, size: int, reach: int) -> None:
         self._logits[:size].copy_(self._step(self._inputs.first(size), reach))
@@ -127,7 +151,7 @@ def run_again(run: Run) -> Run:
 
 
 def batch_sizes(most: int) -> Sequence[int]:
-    """Numbers of requests to capture: powers of 2, from 64 on also those in the middle between two, and `most`."""
+    """Numbers of rows to capture: powers of 2, from 64 on also those in the middle between two, and `most`."""
     powers = [1 << exponent for exponent in range(most.bit_length())]
     middles = [power * 3 // 2 for power in powers if power >= 64]
     return sorted({size for size in (*powers, *middles) if size < most} | {most})

@@ -1,4 +1,7 @@
-"""A forward pass in which every request decodes one token, as a function of three tensors: start with `DecodeStep`.
+"""A forward pass in which every row is one token of a request, as a function of four tensors: start with `DecodeStep`.
+
+A request that decodes has one row, a prompt one for each token: all keys of a layer are written before attention reads them,
+and the length of a row hides those of later tokens.
 
 Nothing in it depends on numbers of the host, and the host waits for nothing, so a CUDA graph can hold it. Megatron's own
 bookkeeping is left out: the model asks `_DecodeContext` instead of the engine's context, which needs the tensors alone.
@@ -25,30 +28,43 @@ with host.importing():
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """What a step is computed from; a row for each request."""
+    """What a step is computed from; a row for each token."""
 
     tokens: Tensor
-    """[rows] int64: each request's last token."""
+    """[rows] int64"""
     lengths: Tensor
-    """[rows] int32: its tokens in the KV cache, once this one is written. 0: no request, only padding."""
+    """[rows] int32: tokens of its request in the KV cache up to this one, once it is written. 0: only padding."""
     blocks: Tensor
-    """[rows, blocks of the longest sequence] int32: its blocks in the KV cache."""
+    """[rows, blocks of the longest sequence] int32: its request's blocks in the KV cache."""
+    last: Tensor
+    """[requests] int32: the row of each request's last token, whose logits are wanted."""
 
     @classmethod
-    def empty(cls, rows: int, columns: int, device: torch.device) -> DecodeInputs:
+    def empty(cls, rows: int, requests: int, columns: int, device: torch.device) -> DecodeInputs:
         return cls(
             tokens=torch.zeros(rows, dtype=torch.int64, device=device),
             lengths=torch.zeros(rows, dtype=torch.int32, device=device),
             blocks=torch.zeros((rows, columns), dtype=torch.int32, device=device),
+            last=torch.zeros(requests, dtype=torch.int32, device=device),
         )
+
+    @classmethod
+    def of_step(cls, tokens: Tensor, starts: Tensor, lengths: Tensor, blocks: Tensor) -> DecodeInputs:
+        """Those of a step in which request r has the tokens `starts[r]` to `starts[r + 1]`, the last of its `lengths[r]`."""
+        if len(tokens) == len(lengths):  # all have one
+            return cls(tokens, lengths, blocks, starts[:-1])
+        stops = starts[1:]
+        row = torch.arange(len(tokens), dtype=stops.dtype, device=stops.device)
+        request = torch.searchsorted(stops, row, right=True)
+        return cls(tokens, lengths[request] - (stops[request] - 1 - row), blocks[request], stops - 1)
 
     def first(self, rows: int) -> DecodeInputs:
         """The same memory, fewer rows."""
-        return DecodeInputs(self.tokens[:rows], self.lengths[:rows], self.blocks[:rows])
+        return DecodeInputs(self.tokens[:rows], self.lengths[:rows], self.blocks[:rows], self.last[:rows])
 
 
 class DecodeStep:
-    """Logits [rows, vocabulary] of a model whose keys and values are in the cache of a Megatron engine's context."""
+    """Logits [requests, vocabulary] of a model whose keys and values are in the cache of a Megatron engine's context."""
 
     def __init__(self, model: nn.Module, engine_context: Any) -> None:
         blocks: Any = getattr(engine_context, "kv_block_allocator", None) or engine_context.block_allocator
@@ -142,7 +158,8 @@ class _DecodeContext:
         return self._starts, self._inputs.lengths, self._longest
 
     def last_token_logits(self, hidden: Tensor) -> Tensor:
-        return hidden[0]
+        # Where all decode it copies every row, which takes microseconds of milliseconds: one set of graphs serves all steps.
+        return hidden[0].index_select(0, self._inputs.last)
 
     def rotation(self, angles: Tensor, dtype: torch.dtype, config: TransformerConfig) -> Rotation:
         kind = int(angles.storage_offset())  # the angles of the two kinds of layers lie side by side

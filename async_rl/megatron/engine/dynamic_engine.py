@@ -17,6 +17,7 @@ from async_rl.megatron.attention.rope_scaling import attention_factor
 from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.compat import TransformerConfig
 from async_rl.megatron.engine.decode_graphs import DecodeGraphs
+from async_rl.megatron.engine.decode_step import DecodeInputs
 
 with host.importing():
     from megatron.core.inference import utils as inference_utils
@@ -75,7 +76,16 @@ class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssu
         """Rotations of the tokens of this step, for each of the model's two kinds of layers."""
         self.bookkeeping_sent: Any = None
         """Event of the copy of the last bookkeeping to the device, if Megatron keeps its books on the host."""
+        self.prompt_keys = 0
+        """Keys that the prompts of the last step that had any read, if each of their tokens read all of its prompt's."""
         super().__init__(*args, **kwargs)
+
+    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        if self.is_decode_only():  # the first prompt of a step
+            self.prompt_keys = 0
+        before = self.active_token_count
+        super().add_request(request, *args, **kwargs)
+        self.prompt_keys += (self.active_token_count - before) * len(request.prompt_tokens)
 
     def initialize_attention_state(self, **arguments: Any) -> Any:
         self.rotations.clear()
@@ -108,16 +118,18 @@ class Controller(TextGenerationController):
     sampler: Sampler
     vocab_size: int
     graphs: DecodeGraphs | None = None
-    """For the steps in which all requests decode; None: they run as the others do."""
+    """For the steps in which all requests decode, or prompts are short; None: they run as the others do."""
 
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Logits [1, requests, vocabulary] of the step that the context was made ready for."""
         context: Any = self.inference_wrapped_model.inference_context
         self._version = self.sampler.version
-        if self.graphs is not None and context.is_decode_only():
+        tokens = token_ids[0]
+        if self.graphs is not None and (context.is_decode_only() or self.graphs.fits(len(tokens), context.prompt_keys)):
             state = context.active_attn_metadata["mha_metadata"].state_data
-            lengths, blocks, longest = state["kv_seq_lengths"], state["block_table"], state["max_seqlen_k"]
-            return self.graphs.run(token_ids[0], lengths, blocks, longest=longest)[None]
+            starts, lengths, blocks = state["cu_query_seq_lengths"], state["kv_seq_lengths"], state["block_table"]
+            inputs = DecodeInputs.of_step(tokens, starts, lengths, blocks)
+            return self.graphs.run(inputs, longest=state["max_seqlen_k"])[None]
         model = self.inference_wrapped_model.model
         return model(token_ids, positions, None, inference_context=context, runtime_gather_output=True)
 

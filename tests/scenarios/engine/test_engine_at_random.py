@@ -38,7 +38,12 @@ async def test_every_token_is_what_its_weights_say(kv: str, is_async: bool) -> N
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    changes = {"kv_on_swap": kv, "prompt_tokens_per_step": chance.choice([2, 7, 30, 4096]), "async_scheduling": is_async}
+    changes = {
+        "kv_on_swap": kv,
+        "prompt_tokens_per_step": chance.choice([2, 7, 30, 4096]),
+        "async_scheduling": is_async,
+        "cuda_graphs": chance.choice(["always", "never"]),
+    }
     asked = list[Request]()
     tasks = list[asyncio.Task[Completion]]()
     async with engine(tokenizer=ENDLESS, worker=cache_of(blocks=chance.randint(11, 30)).model_copy(update=changes)) as running:

@@ -1,8 +1,9 @@
-"""Engines that decode on the tensors of CUDA graphs (worker.cuda_graphs: always), which run uncaptured here; also with the next
-step launched before the tokens of the last are read.
+"""Engines that decode and compute short prompts on the tensors of CUDA graphs (worker.cuda_graphs: always), which run
+uncaptured here; also with the next step launched before the tokens of the last are read.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +15,9 @@ from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
 from async_rl.megatron.engine.async_scheduling import async_schedule_mode
 from async_rl.megatron.model import build_model
-from async_rl.models.shape import Experts
+from async_rl.models.shape import Experts, ModelShape, Window
 from async_rl.protocols import GenerationArgs
-from async_rl.types import VersionSpan
+from async_rl.types import Completion, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.engine_core import EngineCore
 from tests.support.engine_stage import CPU, ENDLESS, SCHEDULES_ASYNC, SHAPE, Gate, engine, prompts, recomputed, weights
@@ -46,7 +47,7 @@ async def test_generations_that_come_and_go_are_those_of_a_full_forward_pass(wor
             *(running.generate(prompt, GenerationArgs(max_tokens=3 + 2 * place)) for place, prompt in enumerate(asked))
         )
         steps, replayed = running.metrics.steps, graph_steps(running)
-    assert steps - len(asked) <= replayed < steps  # all but those that also compute prompts
+    assert replayed == steps, "also those that compute prompts"
     for prompt, completion in zip(asked, found, strict=True):
         np.testing.assert_allclose(completion.logprobs, recomputed(weights(1), prompt, completion), atol=1e-4)
 
@@ -103,28 +104,71 @@ def test_graphs_are_captured_again_only_if_weights_lie_elsewhere() -> None:
         core.close()
 
 
-EXPERTS = Experts(number=6, per_token=2, ffn=40, layers=(1,), shared_ffn=16)
+SHAPES = pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        replace(SHAPE, experts=Experts(number=6, per_token=2, ffn=40, layers=(1,), shared_ffn=16)),
+        replace(SHAPE, window=Window(tokens=5, layers=(0,))),
+    ],
+    ids=["dense", "experts", "window"],
+)
 
 
-@pytest.mark.parametrize("experts", [None, EXPERTS], ids=["dense", "experts"])
-@WORKERS
-async def test_steps_on_the_tensors_of_graphs_sample_what_megatrons_context_does(
-    experts: Experts | None, worker: WorkerConfig
-) -> None:
-    shape = replace(SHAPE, experts=experts)
-    parallel.initialize(device=CPU)
-    full, asked, found = gather_full(build_model(shape, device=CPU, dtype=torch.float32, seed=1), shape), prompts(6), []
-    assert full is not None
-    for each in (worker, WORKER.model_copy(update={"cuda_graphs": "never"})):
-        async with engine(worker=each, shape=shape, tokenizer=ENDLESS) as running:
-            await running.swap(0, full)
-            found.append(
-                await asyncio.gather(*(running.generate(prompt, GenerationArgs(max_tokens=20, seed=1)) for prompt in asked))
-            )
-            assert each is not worker or graph_steps(running) >= 14
-    for one, other in zip(*found, strict=True):
+async def generated(running: MegatronEngine, asked: Sequence[list[int]]) -> list[Completion]:
+    return await asyncio.gather(
+        *(
+            running.generate(prompt, GenerationArgs(max_tokens=5 + 3 * (place % 5), seed=1))
+            for place, prompt in enumerate(asked)
+        )
+    )
+
+
+def assert_alike(some: Sequence[Completion], others: Sequence[Completion]) -> None:
+    for one, other in zip(some, others, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)  # with other numbers of padded rows
+
+
+@SHAPES
+@pytest.mark.parametrize("prompt_tokens", [5, 4096], ids=["chunks", "whole prompts"])
+@WORKERS
+async def test_steps_on_the_tensors_of_graphs_sample_what_megatrons_context_does(
+    shape: ModelShape, prompt_tokens: int, worker: WorkerConfig
+) -> None:
+    """Several prompts at first, then others beside generations that decode; the last are continuations of the longest prompt,
+    whose blocks are shared.
+    """
+    longest = max(asked := prompts(9), key=len)
+    asked += [[*longest[:stop], 7, 8] for stop in (8, 15, 16, 20)]
+    parallel.initialize(device=CPU)
+    full, found = gather_full(build_model(shape, device=CPU, dtype=torch.float32, seed=1), shape), []
+    assert full is not None
+    for changed in ({}, {"cuda_graphs": "never", "async_scheduling": False}):
+        update = {"prompt_tokens_per_step": prompt_tokens, **changed}
+        async with engine(worker=worker.model_copy(update=update), shape=shape, tokenizer=ENDLESS) as running:
+            await running.swap(0, full)
+            found.append(await generated(running, asked))
+            assert running.metrics.prefix_tokens_reused >= 8 + 8 + 16 + 16
+            assert changed or graph_steps(running) == running.metrics.steps
+    assert_alike(*found)
+
+
+@pytest.mark.parametrize(
+    ("number", "length", "prompt_tokens", "eager"), [(4, 150, 600, 1), (1, 1500, 500, 3)], ids=["tokens", "keys"]
+)
+async def test_steps_with_too_many_tokens_or_keys_of_prompts_run_as_without_graphs(
+    number: int, length: int, prompt_tokens: int, eager: int
+) -> None:
+    asked = [[(start + index * index) % 29 + 4 for index in range(length)] for start in range(number)]
+    found = []
+    for graphs in ("always", "never"):
+        worker = WORKER.model_copy(update={"cuda_graphs": graphs, "prompt_tokens_per_step": prompt_tokens})
+        async with engine(worker=worker, shape=replace(SHAPE, max_positions=2048), tokenizer=ENDLESS) as running:
+            await running.swap(0, weights(1))
+            found.append(await generated(running, asked))
+            assert graphs == "never" or running.metrics.steps - graph_steps(running) == eager
+    assert_alike(*found)
 
 
 @pytest.mark.skipif(async_schedule_mode() is not None, reason="this version of megatron-core has async scheduling")
