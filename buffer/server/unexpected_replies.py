@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -10,6 +11,9 @@ from redis.exceptions import ResponseError
 from async_rl.errors import AsyncRLError
 
 _OTHER_CLIENT = "has another client written to this run's keys? `async-rl buffer audit` lists what does not belong"
+
+_IN_SCRIPT = re.compile(r"^Error running script \(call to \w+\): @user_script: ?\d+: ")
+"""What Redis 6 says before the code."""
 
 
 class UnexpectedReply(AsyncRLError):
@@ -27,7 +31,7 @@ def reading(name: str) -> Generator[None]:
 
 def refused(command: str, error: ResponseError) -> UnexpectedReply:
     """Return the error for a refused command. Redis' text may quote a payload, so only its code is passed on."""
-    kind = str(error).split(" ", 1)[0][:40]
+    kind = _IN_SCRIPT.sub("", str(error)).split(" ", 1)[0][:40]
     return UnexpectedReply(f"Redis refused {command!r} ({kind if kind.isalpha() else 'an error'}): {_OTHER_CLIENT}")
 
 
