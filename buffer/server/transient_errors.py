@@ -72,7 +72,7 @@ _CLASSES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py strips 
 )
 _IN_A_TRANSACTION = re.compile(r"Command # \d+ \(.{0,200}?\) of pipeline caused error: (?:\('|\(\")?", re.DOTALL)
 """redis-py's prefix for a command that the server refused to queue; it quotes the command."""
-_IN_A_SCRIPT = re.compile(r"(?:ERR )?Error running script .{0,120}?@user_script: \d+: -?")
+_IN_A_SCRIPT = re.compile(r"(?:ERR )?Error running script .{0,120}?(?:@user_script: ?\d+: )+-?")
 """Redis 6.2's prefix for an error inside a script."""
 _BESIDE_A_SCRIPT = "Script attempted to access a non local key in a cluster node"
 """A key that a script reads without declaring it has already moved to another node."""
@@ -82,7 +82,7 @@ _NOT_ALLOWED = ("NOPERM", "ACL failure in script", "The user executing the scrip
 def transient_error(error: Exception) -> TransientError | None:
     """Return the transient error that `error` stands for; None for a permanent one."""
     if isinstance(error, ResponseError | BusyLoadingError):
-        return _BY_CODE.get(_code(error))
+        return _BY_CODE.get(code_of(error))
     if is_refused(error) or is_untrusted(error):
         return None
     if isinstance(error, RedisConnectionError | RedisTimeoutError | TimeoutError | OSError):
@@ -105,7 +105,8 @@ def is_untrusted(error: Exception) -> bool:
     return _is_caused_by(error, ssl.SSLCertVerificationError)
 
 
-def _code(error: Exception) -> str:
+def code_of(error: Exception) -> str:
+    """The server's code for an error, which begins its text."""
     for kind, code in _CLASSES:
         if isinstance(error, kind):
             return code

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from redis.exceptions import ResponseError
 
 from async_rl.errors import AsyncRLError
+from buffer.server.transient_errors import code_of
 
 _OTHER_CLIENT = "has another client written to this run's keys? `async-rl buffer audit` lists what does not belong"
-
-_IN_SCRIPT = re.compile(r"^Error running script \(call to \w+\): @user_script: ?\d+: ")
-"""What Redis 6 says before the code."""
 
 
 class UnexpectedReply(AsyncRLError):
@@ -31,7 +28,7 @@ def reading(name: str) -> Generator[None]:
 
 def refused(command: str, error: ResponseError) -> UnexpectedReply:
     """Return the error for a refused command. Redis' text may quote a payload, so only its code is passed on."""
-    kind = _IN_SCRIPT.sub("", str(error)).split(" ", 1)[0][:40]
+    kind = code_of(error)[:40]
     return UnexpectedReply(f"Redis refused {command!r} ({kind if kind.isalpha() else 'an error'}): {_OTHER_CLIENT}")
 
 
