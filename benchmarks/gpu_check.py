@@ -45,6 +45,7 @@ CHECKS = (
     Check(name="experts", module=MODEL, limit_s=60),
     Check(name="push in place", module=WIRE, limit_s=90),
     Check(name="push gloo", module=WIRE, limit_s=90),
+    Check(name="push deltas", module=WIRE, limit_s=90),
     Check(name="rebuild", module=WIRE, limit_s=60),
     Check(name="swap", module=ENGINE, limit_s=90),
     Check(name="run", module="gpu_checks.run_checks", limit_s=150),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from threading import Event
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed import HashStore
@@ -19,8 +19,10 @@ from weights_parts.pipe_board import PipeBoard
 from async_rl.config import WireConfig
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.protocols import Member
+from async_rl.transport.delta.parcel_delta import encoding_of
 from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.messages import TO_LEARNER
+from async_rl.transport.parcel_transfer import compile_deltas
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.cuda_ipc import describe, open_handle
 from async_rl.transport.wire.gpus import gpu_of
@@ -53,9 +55,20 @@ def push_gloo(machine: Machine, report: Report) -> None:
     report.note(not_shown="a push between several GPUs over NCCL, which refuses two ranks on one GPU")
 
 
-def _push_to_process(machine: Machine, report: Report, *, is_shared: bool) -> None:
+def push_deltas(machine: Machine, report: Report) -> None:
+    """The same as deltas, which are made and applied where the weights lie."""
+    _compile(machine.device)
+    _push_to_process(machine, report, is_shared=False, deltas="always")
+
+
+def _compile(device: torch.device) -> None:
+    if encoding_of(device) == "compact":
+        compile_deltas()
+
+
+def _push_to_process(machine: Machine, report: Report, *, is_shared: bool, deltas: Literal["always", "off"] = "off") -> None:
     mib = 512 if machine.is_gpu else 16
-    wire = WireConfig(shared_memory=is_shared, deltas="off", bucket_mb=64.0 if machine.is_gpu else 1.0)
+    wire = WireConfig(shared_memory=is_shared, deltas=deltas, bucket_mb=64.0 if machine.is_gpu else 1.0)
     ours, theirs = multiprocessing.Pipe()
     with receiving(theirs, machine.device, specs_of(tensors(machine.device, mib, 0)), wire):
         asyncio.run(_push(machine, report, ours, mib, wire))
@@ -105,6 +118,8 @@ def receiving(pipe: Connection, device: torch.device, specs: Sequence[ParameterS
 
 def _worker(pipe: Connection, device_name: str, specs: Sequence[ParameterSpec], wire: WireConfig) -> None:
     torch.set_num_threads(1)
+    if wire.deltas == "always":
+        _compile(torch.device(device_name))
     asyncio.run(_receive(pipe, torch.device(device_name), specs, wire))
 
 
@@ -127,9 +142,10 @@ async def _push(machine: Machine, report: Report, pipe: Connection, mib: int, wi
     pack_s: list[float] = []
     push_s: list[float] = []
     verify_s: list[float] = []
-    async with learner(board, wire, tensors(machine.device, mib, 0)) as end:
+    weights = tensors(machine.device, mib, 0)
+    async with learner(board, wire, weights) as end:
         for version in range(PUSHES):
-            weights = tensors(machine.device, mib, version)
+            weights = tensors(machine.device, mib, version) if wire.deltas == "off" else _updated(weights, version)
             pushed = await end.push(weights, workers=1)
             await end.flip(pushed)
             expected = {"version": version, "digest": digest_of(weights), "is_there": True}
@@ -139,9 +155,19 @@ async def _push(machine: Machine, report: Report, pipe: Connection, mib: int, wi
             pack_s.append(pushed.pack_s)
             push_s.append(pushed.push_s)
             report.note(pack_s=min(pack_s), push_s=min(push_s), gb_s=mib * 2**20 / min(push_s) / 1e9, verify_s=min(verify_s))
+        report.require(wire.deltas == "off" or end.num_deltas == PUSHES - 1, f"sent {end.num_deltas} of {PUSHES} as deltas")
     ready = [message["by_memory"] for _, message in await board.read(TO_LEARNER, "0", 0.0) if message["kind"] == "ready"]
     in_place = [[0] if wire.shared_memory else []] * PUSHES
     report.require(ready == in_place, f"read in place were the parcels {ready} of {PUSHES} pushes")
+
+
+def _updated(weights: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Change one weight in a hundred."""
+    generator = torch.Generator(next(iter(weights.values())).device).manual_seed(seed)
+    return {
+        name: torch.where(torch.rand(each.shape, generator=generator, device=each.device) < 0.01, each * 1.01, each)
+        for name, each in weights.items()
+    }
 
 
 async def _said(board: PipeBoard, topic: str, number: int) -> dict[str, Any]:
@@ -172,4 +198,10 @@ class _Struck(Exception):
     """Raised to break a link on purpose."""
 
 
-CHECKS: Checks = {"cuda ipc": cuda_ipc, "push in place": push_in_place, "push gloo": push_gloo, "rebuild": rebuild}
+CHECKS: Checks = {
+    "cuda ipc": cuda_ipc,
+    "push in place": push_in_place,
+    "push gloo": push_gloo,
+    "push deltas": push_deltas,
+    "rebuild": rebuild,
+}

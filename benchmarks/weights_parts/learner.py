@@ -35,8 +35,9 @@ class Pushed:
 
 
 class Learner:
-    def __init__(self, sender: WeightSender, rank_sender: RankSender) -> None:
+    def __init__(self, sender: WeightSender, rank_sender: RankSender, wire: WireConfig) -> None:
         self._sender = sender
+        self._has_deltas = wire.deltas != "off"
         self._rank_sender = rank_sender
         self._version = -1
 
@@ -46,7 +47,7 @@ class Learner:
         while len(await self._sender.wait_for_members_behind(self._version)) < workers:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         started = time.perf_counter()
-        self._rank_sender.pack_parcel(self._version, held(weights), keep=())
+        self._rank_sender.pack_parcel(self._version, held(weights), keep=[self._version - 1] if self._has_deltas else ())
         pack_s = time.perf_counter() - started
         digest = await asyncio.wrap_future(self._rank_sender.begin_digest(self._version))
         digest_s = time.perf_counter() - started - pack_s
@@ -54,6 +55,10 @@ class Learner:
         report = await self._sender.push(record)
         assert len(report.staged) == workers, report
         return Pushed(record=record, workers=report.staged, pack_s=pack_s, digest_s=digest_s, push_s=report.seconds)
+
+    @property
+    def num_deltas(self) -> int:
+        return self._rank_sender.num_deltas
 
     async def flip(self, pushed: Pushed) -> None:
         await self._sender.flip(pushed.record)
@@ -71,6 +76,6 @@ async def learner(board: PipeBoard, wire: WireConfig, like: Mapping[str, torch.T
     async with asyncio.TaskGroup() as services:
         listening = services.create_task(board.listen())
         async with WeightSender(board, wire, rank_sender, str(device), fence=FENCE) as sender:
-            yield Learner(sender, rank_sender)
+            yield Learner(sender, rank_sender, wire)
         listening.cancel()
     rank_sender.close()
