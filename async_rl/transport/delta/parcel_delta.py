@@ -120,10 +120,13 @@ def encoded_piece(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> by
     """The piece's delta, or the piece itself; then the length is that of the piece."""
     before, after = (each[piece.start : piece.stop] for each in (old, new))
     with transport_stream(new.device):
-        if piece.encoding == "compact":
-            made = codec.encode(before.numpy(), after.numpy(), piece.dtype)
-        else:
-            made = parallel_codec.encode(before, after, piece.dtype)
+        try:
+            if piece.encoding == "compact":
+                made = codec.encode(before.numpy(), after.numpy(), piece.dtype)
+            else:
+                made = parallel_codec.encode(before, after, piece.dtype)
+        except torch.OutOfMemoryError:  # the GPU has no room for lists of the changes
+            made = None
         return made if made is not None else after.cpu().numpy().tobytes()
 
 
@@ -134,7 +137,10 @@ def apply_piece(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> No
         if len(made) == len(place):
             place.copy_(torch.as_tensor(made))
         elif piece.encoding == "parallel":
-            parallel_codec.apply(made.tobytes(), place)
+            try:
+                parallel_codec.apply(made.tobytes(), place)
+            except torch.OutOfMemoryError as error:  # next time the parcel comes whole
+                raise WireError("the GPU has no room to apply a delta") from error
         else:
             for held in on_host([place]):
                 codec.apply(made.tobytes(), held.numpy())

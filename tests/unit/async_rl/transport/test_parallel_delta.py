@@ -13,6 +13,7 @@ from torch import Tensor
 
 from async_rl.errors import WireError
 from async_rl.transport.delta import parallel_codec as codec
+from async_rl.transport.delta.parcel_delta import DeltaPiece, apply_piece, encoded_piece
 from tests.unit.async_rl.transport.delta_cases import BODY, HEADER, Bits, as_bytes, relaxed, signed, updates, weights
 
 
@@ -141,3 +142,18 @@ def test_a_header_is_not_believed(field: int, value: int) -> None:
     fields = list(HEADER.unpack_from(made))
     fields[field] = value
     refused(signed(HEADER.pack(*fields), made[BODY:]), old)
+
+
+def test_without_room_on_the_gpu_a_piece_is_sent_whole_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, made = small_update()
+    piece = DeltaPiece(start=0, stop=len(old), dtype="bfloat16", encoding="parallel")
+    assert encoded_piece(piece, old, new) == made
+
+    def has_no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(codec, "encode", has_no_room)
+    monkeypatch.setattr(codec, "apply", has_no_room)
+    assert encoded_piece(piece, old, new) == new.numpy().tobytes()
+    with pytest.raises(WireError, match="no room"):
+        apply_piece(piece, np.frombuffer(made, np.uint8), old)
