@@ -25,8 +25,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 BUDGET_S = 1500.0
 """Time for all measurements together; those that have not begun by then are skipped."""
 
-DECODING, DELTAS, HOST_PATH, OVERLAP, PUSHES, TRAINING, TURNOVER = (
-    f"gpu_bench_parts.{name}" for name in ("decoding", "deltas", "host_path", "overlap", "pushes", "training", "turnover")
+DECODING, DELTAS, HOST_PATH, OVERLAP, PUSHES, SAMPLING, TRAINING, TURNOVER = (
+    f"gpu_bench_parts.{name}"
+    for name in ("decoding", "deltas", "host_path", "overlap", "pushes", "sampling", "training", "turnover")
 )
 TWICE = "a model that a dry run has measured in another size"
 DECODING_S = {"0.6B": 40, "1.7B": 35, "4B": 45, "8B": 60}
@@ -57,6 +58,7 @@ MEASUREMENTS = (
     _decode("8B"),
     Check(name="swap 8B", module=DECODING, limit_s=120, gpu_only=TWICE, about_s=25),
     Check(name="turnover", module=TURNOVER, limit_s=120, about_s=40),
+    Check(name="sampling", module=SAMPLING, limit_s=60, about_s=10),
     Check(name="host path", module=HOST_PATH, limit_s=180, about_s=80),
     Check(name="pushes", module=PUSHES, limit_s=300, about_s=120),
     _train("0.6B", "selective"),

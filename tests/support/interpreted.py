@@ -8,6 +8,9 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
+from tests.support.made_once import made_once
 from tests.support.repository import ROOT
 from tests.support.waiting import PATIENCE_S
 
@@ -22,3 +25,9 @@ def interpreted(module: str) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def interpreted_once(factory: pytest.TempPathFactory, module: str) -> Any:
+    """The same, for tests of several processes that read one report."""
+    folder = made_once(factory, module, lambda folder: (folder / "report").write_text(json.dumps(interpreted(module))))
+    return json.loads((folder / "report").read_text())

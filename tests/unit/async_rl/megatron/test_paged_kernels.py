@@ -3,13 +3,13 @@
 import pytest
 
 from async_rl.megatron.attention.gathered_pages import gathered_attention
-from tests.support.interpreted import interpreted
+from tests.support.interpreted import interpreted_once
 from tests.unit.async_rl.megatron.paged_cases import CASES, TOLERANCES, largest_difference
 
 
 @pytest.fixture(scope="module")
-def of_triton() -> dict[str, float]:
-    return interpreted("tests.unit.async_rl.megatron.paged_cases")
+def of_triton(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    return interpreted_once(tmp_path_factory, "tests.unit.async_rl.megatron.paged_cases")
 
 
 @pytest.mark.parametrize("name", CASES)

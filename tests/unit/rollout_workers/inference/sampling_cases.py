@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.truncation import truncate
+from rollout_workers.inference import sampling_kernels
 from rollout_workers.inference.generation import Generation, Sampling
+from rollout_workers.inference.sampling_kernels import TritonDraws
 
 CPU = torch.device("cpu")
 ARGUMENTS = (
@@ -19,6 +21,8 @@ ARGUMENTS = (
     {"top_p": 0.5, "top_k": 40}, {"top_k": 9999},
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LISTS = {"too many are near": (64, 12.0), "too few are near": (4096, 0.5)}
+"""Length and reach of lists in which no cut can be searched."""
 FEW = torch.tensor([2.0, 1.0, 1.0, 0.5, 0.0, -0.0, -1.0, 2.0])
 TEMPERATURE, DRAWS, REPEATS = 1.3, 80, 5
 
@@ -36,10 +40,9 @@ def torch_logprobs(logits: Tensor, generations: Sequence[Generation]) -> Tensor:
     return truncate(logits.float() / temperatures[:, None], k, p).log_softmax(-1)
 
 
-def found(dtype: torch.dtype) -> dict[str, Any]:
+def found(dtype: torch.dtype, most_near: int, near: float) -> dict[str, Any]:
     """Compare with torch. A token kept or cut by one of the two alone would change the log-probability of any that is drawn."""
-    from rollout_workers.inference.sampling_kernels import TritonDraws
-
+    sampling_kernels.MOST_NEAR, sampling_kernels.NEAR = most_near, near
     generator = torch.Generator().manual_seed(0)
     generations = [generation(**arguments) for arguments in ARGUMENTS]
     logits = (3 * torch.randn(len(generations), 2500, generator=generator)).to(dtype)
@@ -60,8 +63,7 @@ def found(dtype: torch.dtype) -> dict[str, Any]:
 
 def counted() -> list[int]:
     """Count the tokens of a few logits, drawn with different seeds at several places."""
-    from rollout_workers.inference.sampling_kernels import TritonDraws
-
+    sampling_kernels.PARTS = 2  # there are tokens for one
     draws = TritonDraws([generation(temperature=TEMPERATURE) for _ in range(DRAWS)], CPU, random.Random(11))
     tokens = [token for _ in range(REPEATS) for token in draws.draw(FEW.repeat(DRAWS, 1)).on_host()[0]]
     return torch.tensor(tokens).bincount(minlength=len(FEW)).tolist()
@@ -69,7 +71,6 @@ def counted() -> list[int]:
 
 def seeded() -> dict[str, Any]:
     """The tokens of a seed: one after the other, in another row beside others, and from the middle."""
-    from rollout_workers.inference.sampling_kernels import TritonDraws
 
     def three(generations: list[Generation], row: int) -> list[int]:
         draws = TritonDraws(generations, CPU, random.Random(1))
@@ -89,7 +90,10 @@ def seeded() -> dict[str, Any]:
 
 if __name__ == "__main__":
     report = {
-        "found": {str(dtype): found(dtype) for dtype in DTYPES},
+        "found": {
+            **{str(dtype): found(dtype, 4096, 12.0) for dtype in DTYPES},
+            **{name: found(torch.float32, *each) for name, each in LISTS.items()},
+        },
         "counted": counted(),
         "seeded": seeded(),
     }

@@ -8,12 +8,13 @@ import torch
 
 from rollout_workers.inference.sampling_kernels import TritonDraws
 from tests.support.compiled_kernels import compiling_for
-from tests.support.interpreted import interpreted
+from tests.support.interpreted import interpreted_once
 from tests.unit.rollout_workers.inference.sampling_cases import (
     CPU,
     DRAWS,
     DTYPES,
     FEW,
+    LISTS,
     REPEATS,
     TEMPERATURE,
     generation,
@@ -22,13 +23,13 @@ from tests.unit.rollout_workers.inference.sampling_cases import (
 
 
 @pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
-    return interpreted("tests.unit.rollout_workers.inference.sampling_cases")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return interpreted_once(tmp_path_factory, "tests.unit.rollout_workers.inference.sampling_cases")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_tokens_are_kept_and_scored_as_by_torch(report: dict[str, Any], dtype: torch.dtype) -> None:
-    found = report["found"][str(dtype)]
+@pytest.mark.parametrize("case", [*map(str, DTYPES), *LISTS])
+def test_tokens_are_kept_and_scored_as_by_torch(report: dict[str, Any], case: str) -> None:
+    found = report["found"][case]
     assert all(found["kept"])
     assert found["difference"] < 3e-6
     assert found["greedy"] == [0.0, 0]
@@ -58,5 +59,5 @@ def test_it_compiles_without_spilling(gpu: str, monkeypatch: pytest.MonkeyPatch,
             draws.drawn(torch.zeros(3, 151_936, dtype=torch.bfloat16))
     for each in kernels:
         print(gpu, each)
-    assert [each.name for each in kernels] == ["_draw", "_find_cut", "_draw"]
+    assert [each.name for each in kernels] == ["_draw", "_merge", "_find_cut", "_draw", "_merge"]
     assert not any(each.spilled_bytes for each in kernels)
