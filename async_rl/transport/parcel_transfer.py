@@ -62,12 +62,12 @@ class ParcelSender:
         self.num_deltas = 0
         """Deltas sent so far, instead of whole parcels."""
 
-    def send(self, link: Link, version: int, base: int) -> None:
+    def send(self, link: Link, version: int, base: int, *, may_be_delta: bool = True) -> None:
         """`base`: a version that all receivers hold; -1: there is none."""
         with ExitStack() as held:
             new = held.enter_context(self._versions.open_version(version))
             old = held.enter_context(self._versions.open_version(base)) if base >= 0 and self._versions.has(base) else None
-            if old is not None and self._delta_pays(old, new, link):
+            if old is not None and may_be_delta and self._delta_pays(old, new, link):
                 _send_mode(link, _DELTA)
                 sent = send_delta(link, self._pieces, old, new)
                 self.num_deltas += 1

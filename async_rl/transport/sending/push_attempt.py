@@ -161,6 +161,7 @@ class PushAttempt:
                 size=len(group.members) + 1,
                 backend=backend,
                 base=group.base,
+                deltas=parts.rank_sender.deltas,
             )
             for group in groups
         ]

@@ -24,6 +24,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.errors import WireError
 from async_rl.supervision import ServiceThread
+from async_rl.transport.delta.parcel_delta import Encoding
 from async_rl.transport.messages import Backend
 from async_rl.transport.packed_source import PackedParcel
 from async_rl.transport.wire.rendezvous import as_wire_error
@@ -67,6 +68,8 @@ class SendParcel:
     backend: Backend
     base: int
     """The version that all members hold, so that a delta may be sent; -1: none."""
+    deltas: Encoding
+    """Encoding in which they read deltas. A rank that has another sends the parcel whole."""
 
 
 WireOrder = SendParcel | WriteParcel

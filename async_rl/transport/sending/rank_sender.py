@@ -58,6 +58,7 @@ class RankSender:
         self._rendezvous, self._orders, self._rank = rendezvous, orders, rank
         self._device = device
         self.deltas: Encoding = encoding_of(device)
+        """Encoding of the deltas that this rank can send."""
         self._wire = wire
         self._parcel_number = next((number for number, parcel in enumerate(layout.parcels) if parcel.sender == rank), None)
         self._versions: PackedVersions | None = None
@@ -180,7 +181,7 @@ class RankSender:
         place = GroupPlace(group=order.group, rank=0, size=order.size, device=self._device, backend=order.backend)
         self._links.keep_only({order.group})
         with transport_stream(self._device), self._links.use(self._rendezvous, place, abandoned) as link:
-            self._parcel_sender.send(link, order.version, order.base)
+            self._parcel_sender.send(link, order.version, order.base, may_be_delta=order.deltas == self.deltas)
 
     def _write_parcel(self, order: WriteParcel) -> None:
         """Write to the folder of this rank's configuration: an order names a version, never a path."""

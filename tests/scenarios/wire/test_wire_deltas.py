@@ -12,6 +12,8 @@ from async_rl.config import WireConfig
 from async_rl.transport.delta import codec
 from async_rl.transport.delta.parcel_delta import encoding_of
 from async_rl.transport.digest import digest_of
+from async_rl.transport.sending import push_attempt
+from async_rl.transport.sending.rank_orders import SendParcel
 from tests.scenarios.wire.test_wire import Worker, all_needy, deliver, running
 from tests.support.wire_board import StageBoard, board_of
 from tests.support.wire_weights import Sender, Weights, sending
@@ -124,3 +126,18 @@ async def test_a_damaged_delta_is_never_served_and_the_parcel_is_sent_again_whol
         await deliver(sender, training.version, training.weights, worker)
         await training.all_serve()
     assert [version for version, _ in worker.served] == [*range(1, training.version + 1)]
+
+
+async def test_a_rank_with_another_encoding_than_rank_0_sends_whole_parcels(
+    board: StageBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where only some machines of a learner have numba. Workers know rank 0's encoding."""
+    worker = Worker(board, "w", policy(0), WIRE)
+    async with running(worker), sending(board, WIRE, policy(0)) as sender:
+        await all_needy(sender, 1, worker)
+        training = Training(sender, worker)
+        await training.until_differences(1)
+        of_rank_0 = "compact" if sender.rank_sender.deltas == "parallel" else "parallel"
+        monkeypatch.setattr(push_attempt, "SendParcel", lambda **order: SendParcel(**order | {"deltas": of_rank_0}))
+        await training.go_on()
+        assert sender.rank_sender.num_deltas == 1
