@@ -69,7 +69,7 @@ class ParcelSender:
             old = held.enter_context(self._versions.open_version(base)) if base >= 0 and self._versions.has(base) else None
             if old is not None and may_be_delta and self._delta_pays(old, new, link):
                 _send_mode(link, _DELTA)
-                sent = send_delta(link, self._pieces, old, new)
+                sent = send_delta(link, self._pieces, old, new, transfer_bytes=self._transfer_bytes)
                 self.num_deltas += 1
                 _log.debug("sent a delta", version=version, base=base, bytes=sent, of=len(new))
             else:
@@ -104,7 +104,7 @@ def receive_parcel(
     if not may_be_delta or _receive_mode(link) == _WHOLE:
         broadcast_whole(link, data, transfer_bytes, on_received)
     elif holds_base:
-        receive_delta(link, pieces, data, on_received)
+        receive_delta(link, pieces, data, on_received, transfer_bytes=transfer_bytes)
     else:
         raise WireError("a delta arrived for a version that this worker does not hold")
 

@@ -29,7 +29,7 @@ from async_rl.transport.gpu_stream import on_host, transport_stream
 from async_rl.transport.plan import Parcel, WireLayout
 from async_rl.transport.wire.process_group import Link
 
-_BATCH = 8
+_BATCH = {"compact": 8, "parallel": 1}
 """Pieces per broadcast: enough that latency does not matter, few enough that receivers begin early."""
 
 _SAMPLES = 3
@@ -77,30 +77,38 @@ def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: tor
     return max(computing_s, size / bytes_per_s) < num_bytes / bytes_per_s
 
 
-def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor) -> int:
-    """Send `new` to receivers that hold `old`; returns the number of bytes sent."""
-    sent = 0
+def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor, *, transfer_bytes: int) -> int:
+    """Send `new` to receivers that hold `old`, at most `transfer_bytes` at once; returns the number of bytes sent."""
+    sent, together = 0, _BATCH[pieces[0].encoding]
     with ThreadPoolExecutor(_num_threads(new.device), thread_name_prefix="weight-delta") as threads:
         encoding = [threads.submit(encoded_piece, piece, old, new) for piece in pieces]
-        for first in range(0, len(pieces), _BATCH):
-            batch = [future.result() for future in encoding[first : first + _BATCH]]
+        for first in range(0, len(pieces), together):
+            batch = [future.result() for future in encoding[first : first + together]]
             link.share(torch.tensor([len(each) for each in batch]))
-            link.share(torch.frombuffer(bytearray(b"".join(batch)), dtype=torch.uint8))
+            _share(link, torch.frombuffer(bytearray(b"".join(batch)), dtype=torch.uint8), transfer_bytes)
             sent += sum(map(len, batch))
     link.wait(link.begin_barrier())
     return sent
 
 
-def receive_delta(link: Link, pieces: Sequence[DeltaPiece], image: torch.Tensor, on_received: Callable[[int], None]) -> None:
+def receive_delta(
+    link: Link,
+    pieces: Sequence[DeltaPiece],
+    image: torch.Tensor,
+    on_received: Callable[[int], None],
+    *,
+    transfer_bytes: int,
+) -> None:
     """Update the old parcel in `image` in place. `on_received` is called with the end of what is updated. Raises WireError."""
+    together = _BATCH[pieces[0].encoding]
     with ThreadPoolExecutor(_num_threads(image.device), thread_name_prefix="weight-delta") as threads:
         applying: list[tuple[DeltaPiece, Future[None]]] = []
-        for first in range(0, len(pieces), _BATCH):
-            batch = pieces[first : first + _BATCH]
+        for first in range(0, len(pieces), together):
+            batch = pieces[first : first + together]
             sizes = link.share(torch.zeros(len(batch), dtype=torch.int64)).numpy()
             if np.any(sizes <= 0) or np.any(sizes > [piece.stop - piece.start for piece in batch]):
                 raise WireError(f"the sizes of a delta's pieces are impossible: {sizes}")
-            made = link.share(torch.empty(int(sizes.sum()), dtype=torch.uint8)).numpy()
+            made = _share(link, torch.empty(int(sizes.sum()), dtype=torch.uint8), transfer_bytes).numpy()
             for piece, part in zip(batch, np.split(made, np.cumsum(sizes)[:-1]), strict=True):
                 applying.append((piece, threads.submit(apply_piece, piece, part, image)))
             while applying and applying[0][1].done():
@@ -108,6 +116,10 @@ def receive_delta(link: Link, pieces: Sequence[DeltaPiece], image: torch.Tensor,
         for each in applying:
             _land(each, on_received)
     link.wait(link.begin_barrier())
+
+
+def _share(link: Link, data: torch.Tensor, transfer_bytes: int) -> torch.Tensor:
+    return torch.cat([link.share(data[at : at + transfer_bytes]) for at in range(0, len(data), transfer_bytes)])
 
 
 def _land(applied: tuple[DeltaPiece, Future[None]], on_received: Callable[[int], None]) -> None:
