@@ -291,7 +291,8 @@ class WireConfig(Section):
     """Maximum size of one transfer, in MB. It must complete within `operation_timeout_s`."""
     deltas: Literal["auto", "always", "off"] = "auto"
     """Send bfloat16 weights to workers on other machines as differences to the version they hold. `auto`: when that is faster
-    at the measured network speed. From the memory of a CPU they are half as large with the extra `delta` on both ends."""
+    at the measured network speed. If the learner is on a CPU and has the extra `delta`, they are half as large; workers then
+    need it too, and one without it makes its group receive whole weights."""
     rendezvous_timeout_s: PositiveFloat = 60.0
     """Seconds that the members of a push wait for each other to connect."""
     operation_timeout_s: PositiveFloat = 10.0

@@ -14,6 +14,7 @@ import torch
 from async_rl.config import WireConfig
 from async_rl.errors import WireError
 from async_rl.transport.delta import codec
+from async_rl.transport.delta.parallel_codec import DTYPES
 from async_rl.transport.delta.parcel_delta import DeltaPiece, is_faster_as_delta, receive_delta, send_delta
 from async_rl.transport.packed_versions import PackedVersions
 from async_rl.transport.wire.process_group import Link, OnReceived, broadcast_whole
@@ -23,18 +24,15 @@ _WHOLE, _DELTA = 0, 1
 _log = structlog.get_logger(__name__)
 
 
-_SPARSE = ("bfloat16", "float16")
-"""Dtypes in which an update changes few elements: most steps are smaller than the rounding. In float32 all change."""
-
 _COMPILED = Event()
 
 
 def has_deltas(pieces: Sequence[DeltaPiece]) -> bool:
-    """Whether this process can make and apply deltas of a parcel, and they are smaller than it.
+    """Whether this process can make and apply deltas of a parcel, which has numbers of 16 bits: updates change few of them.
 
     The first call for `compact` ones starts to compile what they need, on a thread of its own.
     """
-    if not any(piece.dtype in _SPARSE for piece in pieces):
+    if not any(piece.dtype in DTYPES for piece in pieces):
         return False
     if pieces[0].encoding == "parallel":
         return True
@@ -45,7 +43,7 @@ def has_deltas(pieces: Sequence[DeltaPiece]) -> bool:
 
 def compile_deltas() -> None:
     """Compile in the calling thread; takes seconds."""
-    for dtype in _SPARSE:
+    for dtype in DTYPES:
         codec.warm_up(dtype)
     _COMPILED.set()
 

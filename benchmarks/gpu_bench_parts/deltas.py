@@ -48,7 +48,7 @@ def _figures(machine: Machine, report: Report, old: Tensor, new: Tensor, encodin
     ]
     made: list[bytes] = []
     image = old.clone()
-    with ThreadPoolExecutor(min(2 if old.is_cuda else 8, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(2 if encoding == "parallel" else 8, os.cpu_count() or 1)) as threads:
 
         def encode() -> None:
             made[:] = threads.map(lambda piece: encoded_piece(piece, old, new), pieces)

@@ -43,7 +43,7 @@ class Turnover:
 
 
 def turnover(machine: Machine, report: Report) -> None:
-    """The others wait for a step that computes prompts; it is a CUDA graph if these are few."""
+    """A step that computes prompts delays the running requests. It is a CUDA graph if the prompts have few tokens."""
     shape, batches, prompt, longest = (QWEN3_600M, (64, 256), 256, 512) if machine.is_gpu else (SMALL, (4,), 16, 24)
     decoder = Decoder(machine, shape, room_for=[(batch, prompt + longest) for batch in batches])
     for batch in batches:

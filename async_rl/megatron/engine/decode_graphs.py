@@ -59,8 +59,8 @@ class DecodeGraphs:
         device: torch.device,
         capture: Capture,
     ) -> None:
-        """For at most `requests` of `columns` blocks and `context_tokens` tokens each, and so many tokens of prompts beside
-        them, up to MOST_PROMPT_TOKENS.
+        """For at most `requests` of `columns` blocks and `context_tokens` tokens each, and at most `prompt_tokens` of
+        prompts beside them, up to MOST_PROMPT_TOKENS.
         """
         self.replays = 0
         """Steps that a graph computed."""

@@ -59,7 +59,7 @@ class DecodeInputs:
         return cls(tokens, lengths[request] - (stops[request] - 1 - row), blocks[request], stops - 1)
 
     def first(self, rows: int) -> DecodeInputs:
-        """The same memory, fewer rows."""
+        """The same memory, fewer rows, and no more requests than these."""
         return DecodeInputs(self.tokens[:rows], self.lengths[:rows], self.blocks[:rows], self.last[:rows])
 
 

@@ -77,7 +77,7 @@ class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssu
         self.bookkeeping_sent: Any = None
         """Event of the copy of the last bookkeeping to the device, if Megatron keeps its books on the host."""
         self.prompt_keys = 0
-        """Keys that the prompts of the last step that had any read, if each of their tokens read all of its prompt's."""
+        """Upper bound of the keys that prompts read in the last step that had any: tokens computed times prompt length."""
         super().__init__(*args, **kwargs)
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:

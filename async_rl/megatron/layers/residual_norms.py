@@ -26,7 +26,7 @@ def fuse_residual_norms(model: GPTModel, device: torch.device) -> None:
 
 
 def _summed_with(norm: Any, plain: Any) -> Any:
-    """What stands in for Megatron's `plain` sum before `norm`."""
+    """Return the replacement for Megatron's `plain` sum before `norm`, or `plain` if the norm has no kernel."""
     return _ResidualNorm(norm) if type(norm) is Norm and len(norm.weight) <= WIDEST else plain
 
 

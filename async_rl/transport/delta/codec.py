@@ -1,4 +1,4 @@
-"""Lossless deltas between two images of weights, a few bits per change, for a receiver that holds the older image.
+"""Compact lossless deltas between two images of weights, a few bits per change, for a receiver that holds the older image.
 
     old, new ──find──▶ which differ ──describe──▶ gaps, steps ──pack──▶ bytes
     bytes ──unpack──▶ gaps, steps ──locate (reads old)──▶ places ──move──▶ new, where old was
@@ -60,7 +60,7 @@ _BY_CODE = {kind.code: kind for kind in _KINDS.values()}
 
 
 def is_available() -> bool:
-    """Whether this process can make and apply deltas: they need numba, of the extra `delta`."""
+    """Whether this process can make and apply compact deltas: they need numba, of the extra `delta`."""
     return find_spec("numba") is not None
 
 

@@ -1,4 +1,4 @@
-"""The byte format of a delta, and the checks made before it is used.
+"""The byte format of a compact delta, and the checks made before it is used.
 
 header      format, dtype, how many elements and exponents, how long the streams are; a digest of this and all that follows
 exponents   of changed elements, ascending, a byte each; then the number of changes of each, 4 bytes each

@@ -27,9 +27,10 @@ from async_rl.errors import WireError
 from async_rl.transport.delta.format import DIGEST_BYTES, digest
 
 DTYPES = ("bfloat16", "float16")
+"""Those in which an update changes few elements: most steps are smaller than the rounding. In float32 all change."""
 
-PIECE_BYTES = 64 << 20
-"""Size of one delta: large enough that a GPU needs longer for the operations than the host for launching them."""
+PIECE_BYTES = 32 << 20
+"""Size of one delta, a first guess: a larger one takes fewer launches, a smaller one less memory."""
 
 _FORMAT = 2
 _HEADER = struct.Struct("<BBHIII")
@@ -40,14 +41,14 @@ _SAMPLES = 1024
 _WORD = 8
 """Bytes that are compared at once; parcels are whole numbers of them."""
 _GATHER = 0x0102040810204080
-"""Times eight bytes that are 0 or 1: the highest byte has their bits."""
+"""Multiplying eight bytes of 0 or 1, read as one number, by this collects them as bits in its highest byte."""
 _HALF = 1 << 15
 """The first bit pattern with a sign."""
 
 
 def encode(old: Tensor, new: Tensor, dtype: str, *, most_changed: float = 0.25) -> bytes | None:
-    """The delta between two images, as bytes on one device. None for other dtypes, parts of words, if more elements changed, or
-    if it is not smaller.
+    """Return the delta between two images, bytes on one device. None: another dtype, a size that is no multiple of 8 bytes,
+    more than `most_changed` of the elements changed, or the delta is not smaller.
     """
     if dtype not in DTYPES or len(old) == 0 or len(old) % _WORD:
         return None
@@ -132,7 +133,7 @@ def _high_flags(num_elements: int, changes: int, low_bits: int) -> int:
 
 
 def _in_unary(numbers: Tensor, length: int) -> Tensor:
-    """For each number as many zeros, then a one."""
+    """Encode each number n as n zeros and a one; `length` flags in all."""
     flags = torch.zeros(length, dtype=torch.uint8, device=numbers.device)
     flags[(numbers + 1).cumsum(0) - 1] = 1
     return _packed(flags)
@@ -145,11 +146,12 @@ def _packed(flags: Tensor) -> Tensor:
 
 
 def _flags(packed: Tensor) -> Tensor:
+    """Undo `_packed` for a single row."""
     return (packed[:, None] >> _shifts(8, packed.device).T & 1).flatten()
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:
-    """0, 1, ... in rows."""
+    """Return a column of 0 to bits - 1, to shift by."""
     return torch.arange(bits, dtype=torch.uint8, device=device)[:, None]
 
 

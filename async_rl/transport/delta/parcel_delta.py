@@ -33,7 +33,7 @@ _BATCH = {"compact": 8, "parallel": 1}
 """Pieces per broadcast: enough that latency does not matter, few enough that receivers begin early."""
 
 _SAMPLES = 3
-_MAX_THREADS = {"cpu": 8, "cuda": 2}
+_MAX_THREADS = {"compact": 8, "parallel": 2}
 
 Encoding = Literal["compact", "parallel"]
 
@@ -72,7 +72,7 @@ def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: tor
     num_bytes = sum(piece.stop - piece.start for piece in sampled)
     started = time.perf_counter()
     size = sum(len(encoded_piece(piece, old, new)) for piece in sampled)
-    computing_s = (time.perf_counter() - started) / _num_threads(new.device)
+    computing_s = (time.perf_counter() - started) / _num_threads(pieces)
     # Both ends compute at about this speed, and concurrently with the transfer.
     return max(computing_s, size / bytes_per_s) < num_bytes / bytes_per_s
 
@@ -80,7 +80,7 @@ def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: tor
 def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor, *, transfer_bytes: int) -> int:
     """Send `new` to receivers that hold `old`, at most `transfer_bytes` at once; returns the number of bytes sent."""
     sent, together = 0, _BATCH[pieces[0].encoding]
-    with ThreadPoolExecutor(_num_threads(new.device), thread_name_prefix="weight-delta") as threads:
+    with ThreadPoolExecutor(_num_threads(pieces), thread_name_prefix="weight-delta") as threads:
         encoding = [threads.submit(encoded_piece, piece, old, new) for piece in pieces]
         for first in range(0, len(pieces), together):
             batch = [future.result() for future in encoding[first : first + together]]
@@ -101,7 +101,7 @@ def receive_delta(
 ) -> None:
     """Update the old parcel in `image` in place. `on_received` is called with the end of what is updated. Raises WireError."""
     together = _BATCH[pieces[0].encoding]
-    with ThreadPoolExecutor(_num_threads(image.device), thread_name_prefix="weight-delta") as threads:
+    with ThreadPoolExecutor(_num_threads(pieces), thread_name_prefix="weight-delta") as threads:
         applying: list[tuple[DeltaPiece, Future[None]]] = []
         for first in range(0, len(pieces), together):
             batch = pieces[first : first + together]
@@ -160,5 +160,5 @@ def apply_piece(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> No
                     place.copy_(held, non_blocking=True)
 
 
-def _num_threads(device: torch.device) -> int:
-    return min(_MAX_THREADS[device.type], cpu_count())
+def _num_threads(pieces: Sequence[DeltaPiece]) -> int:
+    return min(_MAX_THREADS[pieces[0].encoding], cpu_count())

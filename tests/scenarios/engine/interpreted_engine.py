@@ -1,6 +1,7 @@
-"""As a program under TRITON_INTERPRET=1: how an engine with Triton kernels differs from a plain forward pass, and how decoding
-through the tensors of CUDA graphs differs from decoding without: of all generations, and of those whose prompts have one token
-and need no padding, the last with experts.
+"""As a program under TRITON_INTERPRET=1: how many residual sums are computed with the norm after them, for each norm that is
+computed alone; how an engine with Triton kernels differs from a plain forward pass, and how decoding through the tensors of CUDA
+graphs differs from decoding without: of all generations, and of those whose prompts have one token and need no padding, the last
+with experts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
+from async_rl.megatron.layers import norm_kernels
+from async_rl.megatron.layers.norms import Norm
 from async_rl.megatron.model import build_model
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.protocols import GenerationArgs
@@ -70,14 +74,39 @@ def random_weights(shape: ModelShape) -> Mapping[str, Tensor]:
     return full
 
 
+class NormsByThemselves:
+    """Counts those of the residual stream that no kernel computes together with the sum that they read."""
+
+    def __init__(self) -> None:
+        self.sums, self.others = 0, 0
+        self._fused, self._plain = norm_kernels.add_and_norm, Norm.forward
+
+    def __enter__(self) -> NormsByThemselves:
+        norm_kernels.add_and_norm = self._count_sum
+        Norm.forward = lambda norm, x: self._count_other(norm, x)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        norm_kernels.add_and_norm, Norm.forward = self._fused, self._plain
+
+    def _count_sum(self, *given: Any) -> tuple[Tensor, Tensor]:
+        self.sums += 1
+        return self._fused(*given)
+
+    def _count_other(self, norm: Norm, x: Tensor) -> Tensor:
+        self.others += len(norm.weight) == SHAPE.hidden
+        return self._plain(norm, x)
+
+
 async def main() -> Sequence[float]:
-    plain = await generated("never", BUDGETS, TOP_K)
+    with NormsByThemselves() as norms:
+        plain = await generated("never", BUDGETS, TOP_K)
     with_padding = await generated("always", BUDGETS, TOP_K)
     exactly = [
         between(*[await generated(graphs, (4, 4), (0, 0), shape, longest=2) for graphs in ("never", "always")])
         for shape in (SHAPE, OF_EXPERTS)
     ]
-    return [from_forward_pass(plain), between(with_padding, plain), *exactly]
+    return [norms.sums / norms.others, from_forward_pass(plain), between(with_padding, plain), *exactly]
 
 
 if __name__ == "__main__":
