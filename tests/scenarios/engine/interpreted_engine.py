@@ -1,7 +1,7 @@
 """As a program under TRITON_INTERPRET=1: how many residual sums are computed with the norm after them, for each norm that is
-computed alone; how an engine with Triton kernels differs from a plain forward pass, and how decoding through the tensors of CUDA
-graphs differs from decoding without: of all generations, and of those whose prompts have one token and need no padding, the last
-with experts.
+computed alone; how an engine with Triton kernels differs from a plain forward pass, and how decoding through the tensors of
+CUDA graphs differs from decoding without: of all generations, and of those whose prompts have one token and need no padding,
+the last with experts.
 """
 
 from __future__ import annotations
