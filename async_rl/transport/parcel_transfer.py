@@ -13,7 +13,7 @@ import torch
 
 from async_rl.config import WireConfig
 from async_rl.errors import WireError
-from async_rl.transport.delta import codec
+from async_rl.transport.delta import compact_codec
 from async_rl.transport.delta.parallel_codec import DTYPES
 from async_rl.transport.delta.parcel_delta import DeltaPiece, is_faster_as_delta, receive_delta, send_delta
 from async_rl.transport.packed_versions import PackedVersions
@@ -36,7 +36,7 @@ def has_deltas(pieces: Sequence[DeltaPiece]) -> bool:
         return False
     if pieces[0].encoding == "parallel":
         return True
-    if not _COMPILED.is_set() and codec.is_available():
+    if not _COMPILED.is_set() and compact_codec.is_available():
         _start_compiling()
     return _COMPILED.is_set()
 
@@ -44,7 +44,7 @@ def has_deltas(pieces: Sequence[DeltaPiece]) -> bool:
 def compile_deltas() -> None:
     """Compile in the calling thread; takes seconds."""
     for dtype in DTYPES:
-        codec.warm_up(dtype)
+        compact_codec.warm_up(dtype)
     _COMPILED.set()
 
 

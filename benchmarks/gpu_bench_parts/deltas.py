@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,9 +10,8 @@ from gpu_checks.ceilings import copy_bytes_per_s, seconds_of
 from gpu_checks.report import Checks, Machine, Report
 from torch import Tensor
 
-from async_rl.transport.delta import codec
-from async_rl.transport.delta.parallel_codec import PIECE_BYTES
-from async_rl.transport.delta.parcel_delta import DeltaPiece, Encoding, apply_piece, encoded_piece
+from async_rl.transport.delta import compact_codec
+from async_rl.transport.delta.parcel_delta import Encoding, apply_piece, encoded_piece, num_threads, split_bytes
 
 LEARNING_RATE = 1e-6
 STD = 0.02
@@ -32,8 +30,8 @@ def delta(machine: Machine, report: Report) -> None:
     smaller, encode_s, apply_s = _figures(machine, report, old, new, "parallel")
     report.note(times_smaller=smaller, encode_s=encode_s, encode_gb_s=len(old) / encode_s / 1e9)
     report.note(apply_gb_s=len(old) / apply_s / 1e9, of_copy_bandwidth=2 * len(old) / encode_s / ceiling)
-    if codec.is_available():
-        codec.warm_up()
+    if compact_codec.is_available():
+        compact_codec.warm_up()
         smaller, encode_s, apply_s = _figures(machine, report, old.cpu(), new.cpu(), "compact")
         report.note(compact_times_smaller=smaller, compact_encode_gb_s=len(old) / encode_s / 1e9)
         report.note(compact_apply_gb_s=len(old) / apply_s / 1e9)
@@ -41,14 +39,10 @@ def delta(machine: Machine, report: Report) -> None:
 
 def _figures(machine: Machine, report: Report, old: Tensor, new: Tensor, encoding: Encoding) -> tuple[float, float, float]:
     """How many times smaller the deltas are, and the seconds to encode and to apply them, on as many threads as a push uses."""
-    step = codec.CHUNK_BYTES if encoding == "compact" else PIECE_BYTES
-    pieces = [
-        DeltaPiece(start=start, stop=min(start + step, len(old)), dtype="bfloat16", encoding=encoding)
-        for start in range(0, len(old), step)
-    ]
+    pieces = split_bytes(0, len(old), "bfloat16", encoding)
     made: list[bytes] = []
     image = old.clone()
-    with ThreadPoolExecutor(min(2 if encoding == "parallel" else 8, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(num_threads(pieces)) as threads:
 
         def encode() -> None:
             made[:] = threads.map(lambda piece: encoded_piece(piece, old, new), pieces)

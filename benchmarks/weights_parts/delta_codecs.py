@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import zstandard
 
-from async_rl.transport.delta import codec, parallel_codec
+from async_rl.transport.delta import compact_codec, parallel_codec
 
 Bits = npt.NDArray[np.uint16]
 
@@ -28,7 +28,7 @@ class Codec:
 
 
 def _ours(old: Bits, new: Bits) -> bytes:
-    made = codec.encode(old.view(np.uint8), new.view(np.uint8), "bfloat16", most_changed=1)
+    made = compact_codec.encode(old.view(np.uint8), new.view(np.uint8), "bfloat16", most_changed=1)
     assert made is not None
     return made
 
@@ -73,7 +73,7 @@ def _apply_xor(made: bytes, image: Bits) -> None:
     image ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(made), np.uint16)
 
 
-OURS = Codec(name="ours", encode=_ours, apply=lambda made, image: codec.apply(made, image.view(np.uint8)))
+OURS = Codec(name="ours", encode=_ours, apply=lambda made, image: compact_codec.apply(made, image.view(np.uint8)))
 PARALLEL = Codec(name="ours, on GPUs", encode=_parallel, apply=lambda made, image: parallel_codec.apply(made, _tensor(image)))
 GAPS = Codec(name="u16 gaps + xor + zstd-1", encode=_gaps_and_xor, apply=_apply_gaps_and_xor)
 XOR = Codec(name="xor + zstd-1", encode=_xor, apply=_apply_xor)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.transport.delta.codec import CHUNK_BYTES, warm_up
+from async_rl.transport.delta.compact_codec import CHUNK_BYTES, warm_up
 from async_rl.transport.delta.parallel_codec import PIECE_BYTES
 from weights_parts.delta_codecs import GAPS, OURS, PARALLEL, XOR, Bits, Codec
 

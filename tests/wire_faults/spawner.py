@@ -17,7 +17,7 @@ import torch
 from async_rl.errors import boundary
 from async_rl.supervision import die_with_parent
 from async_rl.supervision.liveness.leaving import leave_at_once
-from async_rl.transport.delta import codec
+from async_rl.transport.delta import compact_codec
 from async_rl.transport.parcel_transfer import compile_deltas
 from tests.wire_faults import learner_role, worker_role
 from tests.wire_faults.facts import tell
@@ -29,7 +29,7 @@ ROLES = {"worker": worker_role.main, "learner": learner_role.main}
 def main() -> None:
     die_with_parent()
     torch.set_num_threads(1)
-    if codec.is_available():
+    if compact_codec.is_available():
         compile_deltas()  # once for all forked processes
     network = Network()
     names: dict[int, str] = {}

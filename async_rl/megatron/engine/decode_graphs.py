@@ -1,7 +1,7 @@
 """Steps as CUDA graphs: captured once for some numbers of tokens, replayed with one launch.
 
-  tokens of a step ──▶ copied into tensors that stay in place ──▶ the smallest graph that holds them ──▶ logits
-                        rows of padding have no keys                     reads the weights where they lie
+tokens of a step ──▶ copied into tensors that stay in place ──▶ the smallest graph that holds them ──▶ logits
+                      rows of padding have no keys                     reads the weights where they lie
 
 A step may also compute short prompts: each of their tokens is a row, like one that decodes.
 

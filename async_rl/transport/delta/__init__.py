@@ -1,1 +1,1 @@
-"""Deltas between versions: sent piece by piece (parcel_delta.py), encoded in few bits (codec.py and the files it uses)."""
+"""Deltas between versions: sent piece by piece (parcel_delta.py), encoded by compact_codec.py or parallel_codec.py."""

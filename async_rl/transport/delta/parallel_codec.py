@@ -5,8 +5,8 @@
 
 The places ascend and are an Elias-Fano code: the low bits of each as they are, the differences of the others in unary. A step
 is by how many representable numbers the weight moved: its sign, and its size less one in unary, or as a number if it is large.
-A change costs up to twice as many bits as in codec.py, which knows how often the weights of an exponent change, and codes one
-change after the other.
+A change costs up to twice as many bits as in compact_codec.py, which knows how often the weights of an exponent change, and
+codes one change after the other.
 
 header      format, low bits of a place, how many elements, changes and large sizes; a digest of this and all that follows
 large       sizes less one of at least `_LARGE`, 16 bits each
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from async_rl.errors import WireError
-from async_rl.transport.delta.format import DIGEST_BYTES, digest
+from async_rl.transport.delta.checksum import DIGEST_BYTES, digest
 
 DTYPES = ("bfloat16", "float16")
 """Those in which an update changes few elements: most steps are smaller than the rounding. In float32 all change."""

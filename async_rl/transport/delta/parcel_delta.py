@@ -6,8 +6,8 @@
 A piece whose delta is not smaller than the piece is sent whole. `is_faster_as_delta` decides for every push, from a sample of
 the pieces and from the speed at which the last whole parcel was sent.
 
-There are two encodings, of which a learner uses one (`encoding_of`): `compact` (codec.py) on a CPU with numba, half the bytes;
-`parallel` (parallel_codec.py) where the parcels lie in a GPU's memory, which needs no copy to the host, or without numba.
+There are two encodings, of which a learner uses one (`encoding_of`): `compact` (compact_codec.py) on a CPU with numba, half the
+bytes; `parallel` (parallel_codec.py) where the parcels lie in a GPU's memory, which saves a copy to the host, or without numba.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from async_rl.errors import WireError
-from async_rl.transport.delta import codec, parallel_codec
+from async_rl.transport.delta import compact_codec, parallel_codec
 from async_rl.transport.gpu_stream import on_host, transport_stream
 from async_rl.transport.plan import Parcel, WireLayout
 from async_rl.transport.wire.process_group import Link
@@ -40,7 +40,7 @@ Encoding = Literal["compact", "parallel"]
 
 def encoding_of(device: torch.device) -> Encoding:
     """The encoding of deltas of parcels that lie on a device of this process."""
-    return "compact" if device.type == "cpu" and codec.is_available() else "parallel"
+    return "compact" if device.type == "cpu" and compact_codec.is_available() else "parallel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +54,23 @@ class DeltaPiece:
 
 
 def split_parcel(layout: WireLayout, parcel: Parcel, encoding: Encoding) -> tuple[DeltaPiece, ...]:
-    """The parcel in pieces of the encoding's size at most, none across two dtypes."""
-    size = codec.CHUNK_BYTES if encoding == "compact" else parallel_codec.PIECE_BYTES
+    """The parcel in pieces, none across two dtypes."""
     pieces: list[DeltaPiece] = []
     by_dtype = [
         (dtype, next(each).offset) for dtype, each in groupby(parcel.slices, lambda each: layout.spec_of[each.box.name].dtype)
     ]
     for (dtype, begin), (_, end) in pairwise([*by_dtype, ("", parcel.num_bytes)]):
-        for start in range(begin, end, size):
-            pieces.append(DeltaPiece(start=start, stop=min(start + size, end), dtype=dtype, encoding=encoding))
+        pieces += split_bytes(begin, end, dtype, encoding)
     return tuple(pieces)
+
+
+def split_bytes(begin: int, end: int, dtype: str, encoding: Encoding) -> list[DeltaPiece]:
+    """Bytes of one dtype in pieces of the encoding's size at most."""
+    size = compact_codec.CHUNK_BYTES if encoding == "compact" else parallel_codec.PIECE_BYTES
+    return [
+        DeltaPiece(start=start, stop=min(start + size, end), dtype=dtype, encoding=encoding)
+        for start in range(begin, end, size)
+    ]
 
 
 def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor, bytes_per_s: float) -> bool:
@@ -72,7 +79,7 @@ def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: tor
     num_bytes = sum(piece.stop - piece.start for piece in sampled)
     started = time.perf_counter()
     size = sum(len(encoded_piece(piece, old, new)) for piece in sampled)
-    computing_s = (time.perf_counter() - started) / _num_threads(pieces)
+    computing_s = (time.perf_counter() - started) / num_threads(pieces)
     # Both ends compute at about this speed, and concurrently with the transfer.
     return max(computing_s, size / bytes_per_s) < num_bytes / bytes_per_s
 
@@ -80,7 +87,7 @@ def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: tor
 def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor, *, transfer_bytes: int) -> int:
     """Send `new` to receivers that hold `old`, at most `transfer_bytes` at once; returns the number of bytes sent."""
     sent, together = 0, _BATCH[pieces[0].encoding]
-    with ThreadPoolExecutor(_num_threads(pieces), thread_name_prefix="weight-delta") as threads:
+    with ThreadPoolExecutor(num_threads(pieces), thread_name_prefix="weight-delta") as threads:
         encoding = [threads.submit(encoded_piece, piece, old, new) for piece in pieces]
         for first in range(0, len(pieces), together):
             batch = [future.result() for future in encoding[first : first + together]]
@@ -101,7 +108,7 @@ def receive_delta(
 ) -> None:
     """Update the old parcel in `image` in place. `on_received` is called with the end of what is updated. Raises WireError."""
     together = _BATCH[pieces[0].encoding]
-    with ThreadPoolExecutor(_num_threads(pieces), thread_name_prefix="weight-delta") as threads:
+    with ThreadPoolExecutor(num_threads(pieces), thread_name_prefix="weight-delta") as threads:
         applying: list[tuple[DeltaPiece, Future[None]]] = []
         for first in range(0, len(pieces), together):
             batch = pieces[first : first + together]
@@ -134,7 +141,7 @@ def encoded_piece(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> by
     with transport_stream(new.device):
         try:
             if piece.encoding == "compact":
-                made = codec.encode(before.numpy(), after.numpy(), piece.dtype)
+                made = compact_codec.encode(before.numpy(), after.numpy(), piece.dtype)
             else:
                 made = parallel_codec.encode(before, after, piece.dtype)
         except torch.OutOfMemoryError:  # the GPU has no room for lists of the changes
@@ -142,7 +149,7 @@ def encoded_piece(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> by
         return made if made is not None else after.cpu().numpy().tobytes()
 
 
-def apply_piece(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> None:
+def apply_piece(piece: DeltaPiece, made: compact_codec.Image, image: torch.Tensor) -> None:
     """Update the piece of the old parcel in `image` in place. Raises WireError."""
     place = image[piece.start : piece.stop]
     with transport_stream(image.device):
@@ -155,10 +162,11 @@ def apply_piece(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> No
                 raise WireError("the GPU has no room to apply a delta") from error
         else:
             for held in on_host([place]):
-                codec.apply(made.tobytes(), held.numpy())
+                compact_codec.apply(made.tobytes(), held.numpy())
                 if held is not place:
                     place.copy_(held, non_blocking=True)
 
 
-def _num_threads(pieces: Sequence[DeltaPiece]) -> int:
+def num_threads(pieces: Sequence[DeltaPiece]) -> int:
+    """Threads on which a push encodes or applies them."""
     return min(_MAX_THREADS[pieces[0].encoding], cpu_count())

@@ -75,7 +75,7 @@ def random_weights(shape: ModelShape) -> Mapping[str, Tensor]:
 
 
 class NormsByThemselves:
-    """Counts those of the residual stream that no kernel computes together with the sum that they read."""
+    """Counts the residual sums that are computed with the norm after them, and the other norms of the residual stream."""
 
     def __init__(self) -> None:
         self.sums, self.others = 0, 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from async_rl.config import WireConfig
-from async_rl.transport.delta import codec
+from async_rl.transport.delta import compact_codec
 from async_rl.transport.delta.parcel_delta import encoding_of
 from async_rl.transport.digest import digest_of
 from async_rl.transport.sending import push_attempt
@@ -26,10 +26,10 @@ def encoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """`parallel` is what a GPU's memory would have: without numba it is that of host memory too."""
     if request.param == "parallel":
         monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
-    elif not codec.is_available():
+    elif not compact_codec.is_available():
         pytest.skip("needs the extra `delta`")
     else:
-        codec.warm_up("bfloat16")  # otherwise dozens of versions would be pushed before the first delta
+        compact_codec.warm_up("bfloat16")  # otherwise dozens of versions would be pushed before the first delta
     assert encoding_of(torch.device("cpu")) == request.param
 
 
@@ -95,6 +95,8 @@ async def test_deltas_give_the_same_bits(board: StageBoard) -> None:
     async with running(*workers), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, *workers)
         await Training(sender, *workers).until_differences(3)
+        assert sender.rank_sender.num_deltas == 3
+    assert workers[0].served == workers[1].served
 
 
 async def test_a_member_without_the_base_makes_its_group_receive_whole_parcels(board: StageBoard) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 import xxhash
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from async_rl.errors import WireError
 
 HEADER = struct.Struct("<BBHIII")
 """The header of either encoding."""
@@ -62,3 +65,30 @@ def as_bytes(elements: Bits) -> npt.NDArray[np.uint8]:
 def signed(head: bytes, rest: bytes) -> bytes:
     """A forged delta in the right format, with a valid digest."""
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head + rest)) + rest
+
+
+def with_field(made: bytes, field: int, value: int) -> bytes:
+    """The delta with another number in its header, and a valid digest."""
+    fields = list(HEADER.unpack_from(made))
+    fields[field] = value
+    return signed(HEADER.pack(*fields), made[BODY:])
+
+
+def damaged(made: bytes) -> Iterator[bytes]:
+    """The delta cut off everywhere, with a byte too many, and with one of its bits flipped."""
+    yield from (made[:length] for length in range(len(made)))
+    yield made + b"\0"
+    for bit in np.random.default_rng(4).integers(0, 8 * len(made), 500):
+        flipped = bytearray(made)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        yield bytes(flipped)
+
+
+def is_refused(apply: Callable[[bytes, Any], object], made: bytes, old: npt.NDArray[np.uint8]) -> bool:
+    """Whether applying it to the old image raises WireError, and leaves the image as it was."""
+    image = old.copy()
+    try:
+        apply(made, image)
+    except WireError:
+        return np.array_equal(image, old)
+    return False

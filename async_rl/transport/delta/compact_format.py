@@ -14,16 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from async_rl.errors import WireError
+from async_rl.transport.delta.checksum import DIGEST_BYTES, digest
 
 Bytes = npt.NDArray[np.uint8]
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BBHIII")
-_DIGEST = struct.Struct("<Q")
-DIGEST_BYTES = _DIGEST.size
 _PER_EXPONENT = 5
 
 
@@ -53,13 +51,13 @@ class Delta:
     @staticmethod
     def from_bytes(sent: bytes) -> Delta:
         """Parse a delta. Raises WireError unless its sizes and digest agree; the streams' content is not checked here."""
-        if len(sent) < _HEADER.size + _DIGEST.size:
+        if len(sent) < _HEADER.size + DIGEST_BYTES:
             raise WireError(f"a delta of {len(sent)} bytes is too short")
         found, dtype_code, num_exponents, num_elements, num_decisions, num_rests = _HEADER.unpack_from(sent)
         if found != _FORMAT:
             raise WireError(f"a delta of format {found} arrived, and this process reads format {_FORMAT}")
-        head, rest = sent[: _HEADER.size], memoryview(sent)[_HEADER.size + _DIGEST.size :]
-        if digest(head, rest) != sent[_HEADER.size : _HEADER.size + _DIGEST.size]:
+        head, rest = sent[: _HEADER.size], memoryview(sent)[_HEADER.size + DIGEST_BYTES :]
+        if digest(head, rest) != sent[_HEADER.size : _HEADER.size + DIGEST_BYTES]:
             raise WireError("a delta arrived damaged")
         streams_at = num_exponents * _PER_EXPONENT
         if num_exponents > 256 or streams_at + num_decisions + num_rests > len(rest):
@@ -78,9 +76,3 @@ class Delta:
         if len(delta.signs) != (delta.num_changes + 7) // 8:
             raise WireError("a delta's signs and changes differ in number")
         return delta
-
-
-def digest(head: bytes, rest: bytes | memoryview) -> bytes:
-    hasher = xxhash.xxh3_64(head)
-    hasher.update(rest)
-    return _DIGEST.pack(hasher.intdigest())

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_rl.errors import WireError
-from async_rl.transport.delta.format import Delta
+from async_rl.transport.delta.compact_format import Delta
 
 Image = npt.NDArray[np.uint8]
 """Elements as bytes."""
