@@ -196,8 +196,8 @@ class Member:
     version: int
     """The version that its engine serves; -1 before the first push."""
     device: str
-    gpu: str = ""
-    """UUID of the GPU; "" on a CPU."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that receive weights; none on a CPU."""
     catches_up: str = ""
     """Source from which it is loading weights on its own (snapshot, another worker); "" if none. The learner does not push to
     it meanwhile."""

@@ -46,6 +46,7 @@ CHECKS = (
     Check(name="push in place", module=WIRE, limit_s=90),
     Check(name="push gloo", module=WIRE, limit_s=90),
     Check(name="push deltas", module=WIRE, limit_s=90),
+    Check(name="push ranks", module="gpu_checks.rank_checks", limit_s=150),
     Check(name="rebuild", module=WIRE, limit_s=60),
     Check(name="swap", module=ENGINE, limit_s=90),
     Check(name="run", module="gpu_checks.run_checks", limit_s=150),

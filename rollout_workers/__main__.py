@@ -39,14 +39,14 @@ from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.receiving.receiver import WeightReceiver
-from async_rl.transport.wire.gpus import gpu_name, gpu_of
+from async_rl.transport.wire.gpus import gpu_name, gpus_of
 from async_rl.transport.wire.rendezvous import WIRE_STORE
 from buffer import open_buffer_and_board, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.open_engine import open_engine
-from rollout_workers.inference.rollout_engine import fetched_to
+from rollout_workers.inference.rollout_engine import placement_of
 from rollout_workers.limits.concurrency import load_of
 from rollout_workers.policies import open_policies
 from rollout_workers.worker import Worker
@@ -104,11 +104,13 @@ async def work(config: Config) -> None:
             keeps_dropped=config.recording.wants_dropped,
         )
         worker = Worker(parts)
-        member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
+        placement = placement_of(engine)
+        gpus, device = gpus_of(placement.devices), str(engine.device)
+        member = Member(id=name, host=socket.gethostname(), version=-1, device=device, gpus=gpus)
         store, lease_s, snapshots = stores.open(WIRE_STORE), config.leases.member_s, config.snapshot_folder
         wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
         receiver = WeightReceiver(
-            board, store, member, wanted, config.wire, lease_s=lease_s, snapshots=snapshots, fetched_to=fetched_to(engine)
+            board, store, member, wanted, config.wire, lease_s=lease_s, snapshots=snapshots, placement=placement
         )
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:

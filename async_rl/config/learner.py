@@ -286,7 +286,7 @@ class WireConfig(Section):
     dtype: Literal["model", "bfloat16"] = "model"
     """Precision of weights on the wire; `model` is the learner's. Workers convert them to their engine's precision."""
     shared_memory: bool = True
-    """Hand weights to workers on the learner's machine through shared memory instead of a socket."""
+    """Hand weights to processes of the same machine in shared memory, or a GPU's, instead of over a socket."""
     bucket_mb: PositiveFloat = 16.0
     """Maximum size of one transfer, in MB. It must complete within `operation_timeout_s`."""
     deltas: Literal["auto", "always", "off"] = "auto"

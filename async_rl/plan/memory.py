@@ -15,7 +15,7 @@ from async_rl.megatron.parameters.table import VALUE_HEAD, table
 from async_rl.models.shape import ModelShape
 from async_rl.plan.activations import BUFFERS, FLOAT, Activations, Compute, activations
 from async_rl.plan.parameters import MOMENTS, held_by_stages
-from async_rl.plan.worker import EngineMemory, engine_memory
+from async_rl.plan.worker import EngineMemory, engine_memory, parcels_on_gpus
 
 BFLOAT16 = 2
 RECEIVED = "received weights"
@@ -204,7 +204,14 @@ def _worker(config: Config, needs: EngineMemory) -> tuple[Part, ...]:
 def _engine(config: Config, shape: ModelShape) -> EngineMemory:
     most = config.worker.max_running
     running = most if config.worker.kv_cache_gb == "auto" else min(most, _concurrent(config))  # an engine knows no more
-    return engine_memory(shape, config.worker, element=_default_bytes(config), running=running, on_cpu=config.device == "cpu")
+    return engine_memory(
+        shape,
+        config.worker,
+        element=_default_bytes(config),
+        running=running,
+        on_cpu=config.device == "cpu",
+        parcels=parcels_on_gpus(config),
+    )
 
 
 def _concurrent(config: Config) -> int:

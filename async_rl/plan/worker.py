@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from async_rl.config import Config
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron.parameters.table import Parameter, Split, table
@@ -26,7 +27,9 @@ class EngineMemory:
     """Bytes of one layer of one step."""
     logits: int
     received: int
-    """A second copy of the weights during a swap; 0 where they are read in place, or in the host's memory."""
+    """What a swap needs: a second copy of the weights, and of several GPUs the parcels that this one receives; 0 where weights
+    are read in place, or in the host's memory.
+    """
     sequence: int
     """The smallest KV cache: one sequence of the model's positions."""
 
@@ -36,12 +39,23 @@ class EngineMemory:
 
 
 def engine_memory(
-    shape: ModelShape, worker: WorkerConfig, *, element: int, running: int, on_cpu: bool, in_place: bool = False
+    shape: ModelShape,
+    worker: WorkerConfig,
+    *,
+    element: int,
+    running: int,
+    on_cpu: bool,
+    in_place: bool = False,
+    parcels: int = 0,
 ) -> EngineMemory:
     """`element`: bytes of a weight; `running`: generations that are decoded at once, at most worker.max_running; `in_place`:
-    whether new weights are read where a learner on the same GPU packed them.
+    whether new weights are read where a learner on the same GPU packed them; `parcels`: those of a version, one for each rank
+    of the learner, which engines of several GPUs receive there (0: in the host's memory).
     """
     weights = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
+    gpus = worker.engines * worker.tensor
+    # every rank brings its parts to its own memory, from where the parcels lie, which take the GPUs in turn
+    own_parcels = sum(prod(row.shape) for row in table(shape)) * -(-parcels // gpus) / parcels if parcels and gpus > 1 else 0
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
     widest = max(5 * max(shape.ffn, shape.shared_ffn) / worker.tensor, _of_experts(shape))
@@ -50,9 +64,16 @@ def engine_memory(
         weights=round(element * weights),
         activations=round(tokens * element * (2 * shape.hidden + widest)),
         logits=round(running * shape.vocab_size * (element + 4 * FLOAT)),
-        received=0 if on_cpu or in_place or worker.engines * worker.tensor > 1 else round(element * weights),
+        received=0 if on_cpu or in_place else round(element * (weights + own_parcels)),
         sequence=blocks * worker.kv_block_tokens * token_bytes(shape, worker, element),
     )
+
+
+def parcels_on_gpus(config: Config) -> int:
+    """Return of how many parcels a version consists that engines of several GPUs receive there; 0: they come to host memory,
+    because processes of a worker may not share a GPU's memory (`wire.shared_memory`).
+    """
+    return config.learner.parallel.ranks if config.wire.shared_memory else 0
 
 
 def _of_experts(shape: ModelShape) -> int:

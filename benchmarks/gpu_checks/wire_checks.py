@@ -25,7 +25,7 @@ from async_rl.transport.messages import TO_LEARNER
 from async_rl.transport.parcel_transfer import compile_deltas
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.cuda_ipc import describe, open_handle
-from async_rl.transport.wire.gpus import gpu_of
+from async_rl.transport.wire.gpus import gpus_of
 from async_rl.transport.wire.process_group import GroupPlace, LinkPool, broadcast_whole
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from gpu_checks.report import Checks, Machine, Report
@@ -98,7 +98,7 @@ def cuda_ipc(machine: Machine, report: Report) -> None:
 def _open_memory(pipe: Connection, device_name: str) -> None:
     device = torch.device(device_name)
     handle, started = pipe.recv_bytes(), time.perf_counter()
-    opened = open_handle(handle, device)
+    opened = open_handle(handle, [device])
     assert opened is not None, "the other process is on another GPU"
     open_ms = 1e3 * (time.perf_counter() - started)
     pipe.send({"open_ms": open_ms, "sum": float(opened.view(torch.int32).sum().item())})
@@ -125,7 +125,7 @@ def _worker(pipe: Connection, device_name: str, specs: Sequence[ParameterSpec], 
 
 async def _receive(pipe: Connection, device: torch.device, specs: Sequence[ParameterSpec], wire: WireConfig) -> None:
     board = PipeBoard(pipe)
-    member = Member(id="worker", host="localhost", version=-1, device=str(device), gpu=gpu_of(device))
+    member = Member(id="worker", host="localhost", version=-1, device=str(device), gpus=gpus_of([device]))
 
     async def swap(version: int, arrived: Mapping[str, torch.Tensor]) -> None:
         devices, started = {tensor.device.type for tensor in arrived.values()}, time.perf_counter()
@@ -149,7 +149,7 @@ async def _push(machine: Machine, report: Report, pipe: Connection, mib: int, wi
             pushed = await end.push(weights, workers=1)
             await end.flip(pushed)
             expected = {"version": version, "digest": digest_of(weights), "is_there": True}
-            served = dict(await _said(board, "served", version))
+            served = dict(await said(board, "served", version))
             verify_s.append(served.pop("verify_s"))
             report.require(served == expected, f"served {served}, expected {expected}")
             pack_s.append(pushed.pack_s)
@@ -170,7 +170,7 @@ def _updated(weights: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.
     }
 
 
-async def _said(board: PipeBoard, topic: str, number: int) -> dict[str, Any]:
+async def said(board: PipeBoard, topic: str, number: int) -> dict[str, Any]:
     while not (found := await board.read(topic, str(number), 5.0)):
         pass
     return found[0][1]

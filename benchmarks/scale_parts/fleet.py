@@ -59,7 +59,7 @@ class LoadWorker:
 
     def __init__(self, name: str, pattern: Pattern, buffer: RedisBuffer, board: RedisBoard) -> None:
         self._name, self._pattern, self._buffer, self._board = name, pattern, buffer, board
-        self._member = Member(id=name, host="host", version=-1, device="cpu", gpu="")
+        self._member = Member(id=name, host="host", version=-1, device="cpu")
         self._held: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._live = asyncio.Event()

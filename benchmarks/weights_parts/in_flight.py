@@ -31,7 +31,7 @@ from async_rl.protocols import GenerationArgs, Member, Tokenizer
 from async_rl.supervision import keep_pauses_short
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.transport.receiving.receiver import WeightReceiver
-from async_rl.transport.wire.gpus import gpu_of
+from async_rl.transport.wire.gpus import gpus_of
 from async_rl.types import Completion
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.engine_core import EngineCore
@@ -219,8 +219,8 @@ async def _decoding(wire: WireConfig, work: Work) -> AsyncIterator[Decoding]:
         try:
             board = PipeBoard(ours)
             decoding = Decoding(engine, cores[0], board, work)
-            device, gpu = str(work.device), gpu_of(work.device)
-            member = Member(id="worker", host="localhost", version=-1, device=device, gpu=gpu)
+            device, gpus = str(work.device), gpus_of([work.device])
+            member = Member(id="worker", host="localhost", version=-1, device=device, gpus=gpus)
             async with asyncio.TaskGroup() as services:
                 listening = services.create_task(board.listen())
                 receiver = WeightReceiver(board, await board.store(), member, engine.specs, wire, lease_s=60)

@@ -21,9 +21,9 @@ from async_rl.protocols import Board, Member
 from async_rl.supervision import run_with
 from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES
 from async_rl.transport.receiving.receiver import WeightReceiver
-from async_rl.transport.wire.gpus import gpu_name, gpu_of
+from async_rl.transport.wire.gpus import gpu_name, gpus_of
 from async_rl.types import VersionRecord
-from rollout_workers.inference.rollout_engine import RolloutEngine, fetched_to
+from rollout_workers.inference.rollout_engine import RolloutEngine, placement_of
 
 
 async def take_version(
@@ -36,16 +36,16 @@ async def take_version(
     at_step: int,
 ) -> VersionRecord:
     """Receive the first version of at least `at_step` optimizer steps; the engine keeps it."""
-    host, device = socket.gethostname(), engine.device
+    host, placement = socket.gethostname(), placement_of(engine)
     member = Member(
         id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}",
         host=host,
         version=-1,
-        device=str(device),
-        gpu=gpu_of(device),
+        device=str(engine.device),
+        gpus=gpus_of(placement.devices),
         is_evaluator=True,
     )
-    await post(board, MACHINES, own_machine(member.id, gpu_name(device)))
+    await post(board, MACHINES, own_machine(member.id, gpu_name(engine.device)))
     wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
     receiver = WeightReceiver(
         board,
@@ -55,7 +55,7 @@ async def take_version(
         config.wire,
         lease_s=config.leases.member_s,
         snapshots=config.snapshot_folder,
-        fetched_to=fetched_to(engine),
+        placement=placement,
     )
     taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
 

@@ -11,16 +11,20 @@ from async_rl.models.shape import ModelShape
 from async_rl.plan.worker import auto_cache_on_cpu, auto_cache_on_gpu, engine_memory
 
 
-def cache_gb(worker: WorkerConfig, shape: ModelShape, *, device: torch.device, element: int, in_place: bool = False) -> float:
+def cache_gb(
+    worker: WorkerConfig, shape: ModelShape, *, device: torch.device, element: int, in_place: bool = False, parcels: int = 0
+) -> float:
     """Return the GB of the cache; `auto` is decided from what is free now, so the engine must have its weights. `in_place`: see
-    open_engine.reads_in_place.
+    open_engine.reads_in_place. `parcels`: see engine_memory.
 
     Ranks of an engine agree on the least memory among theirs. Raises ConfigError if it has no room for one sequence.
     """
     if worker.kv_cache_gb != "auto":
         return worker.kv_cache_gb
     on_cpu = device.type == "cpu"
-    needs = engine_memory(shape, worker, element=element, running=worker.max_running, on_cpu=on_cpu, in_place=in_place)
+    needs = engine_memory(
+        shape, worker, element=element, running=worker.max_running, on_cpu=on_cpu, in_place=in_place, parcels=parcels
+    )
     if on_cpu:
         return auto_cache_on_cpu(shape, worker, needs, element) / 2**30
     torch.cuda.empty_cache()  # what was needed to build the model is free too

@@ -14,7 +14,8 @@ from async_rl.megatron import host, parallel
 from async_rl.megatron.model import LayerSpec
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Tokenizer
-from rollout_workers.inference.engine_core import EngineCore
+from async_rl.transport.receiving.placement import Placement
+from rollout_workers.inference.engine_core import EngineCore, OpenWeights
 from rollout_workers.inference.stepped_engine import SteppedEngine
 
 
@@ -39,7 +40,7 @@ class MegatronEngine(SteppedEngine):
 
         `dtype` None means the device's default. `in_place`: as EngineCore's. `core` makes the object that the thread calls.
         """
-        self.fetched_to = host.HOST if in_place else device
+        self.placement = Placement(devices=(device,), fetched_to=host.HOST if in_place else None)
         chosen = dtype if dtype is not None else parallel.resolve_dtype(device)
 
         def build() -> EngineCore:
@@ -56,11 +57,11 @@ class MegatronEngine(SteppedEngine):
 
         super().__init__(shape, tokenizer, sampling, device=device, dtype=chosen, build=build)
 
-    async def stage(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    async def stage(self, weights: OpenWeights) -> Mapping[str, Tensor]:
         """Bring full parameters to where `swap`, which takes the result, reads them fastest. Decoding goes on meanwhile."""
-        return await asyncio.wrap_future(await self._loop.run_in_executor(self._thread, self._begin_stage, tensors))
+        return await asyncio.wrap_future(await self._loop.run_in_executor(self._thread, self._begin_stage, weights))
 
-    def _begin_stage(self, tensors: Mapping[str, Tensor]) -> Future[Mapping[str, Tensor]]:
+    def _begin_stage(self, weights: OpenWeights) -> Future[Mapping[str, Tensor]]:
         if not isinstance(self._core, EngineCore):
             raise self._stopped()
-        return self._core.begin_stage(tensors)
+        return self._core.begin_stage(weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
 from statistics import fmean
@@ -33,6 +33,9 @@ from rollout_workers.inference.rollout_engine import EngineMetrics
 from rollout_workers.inference.sampling import BatchSampler
 from rollout_workers.inference.stepped_engine import RECENT
 
+OpenWeights = Callable[[], Mapping[str, Tensor]]
+"""Opens full parameters; blocks."""
+
 log = structlog.get_logger("rollout_workers.inference")
 
 
@@ -50,8 +53,11 @@ class EngineCore:
         seed: int,
         layer_spec: LayerSpec,
         in_place: bool = False,
+        parcels: int = 0,
     ) -> None:
-        """`in_place`: new weights are read where a learner on the same GPU packed them, so no copy of them needs room."""
+        """`in_place`: new weights are read where a learner on the same GPU packed them, so no copy of them needs room.
+        `parcels`: see engine_memory.
+        """
         parallel.initialize(device=device, tensor=worker.tensor, expert=worker.expert)
         has_graphs = uses_cuda_graphs(
             shape,
@@ -86,7 +92,7 @@ class EngineCore:
             shape,
             self._sampler,
             EngineSettings(
-                kv_cache_gb=cache_gb(worker, shape, device=device, element=dtype.itemsize, in_place=in_place),
+                kv_cache_gb=cache_gb(worker, shape, device=device, element=dtype.itemsize, in_place=in_place, parcels=parcels),
                 block_tokens=worker.kv_block_tokens,
                 max_requests=worker.max_running,
                 prompt_tokens_per_step=worker.prompt_tokens_per_step,
@@ -137,9 +143,9 @@ class EngineCore:
         if self._engine.withdraw(generation.id):
             del self._sampler.running[generation.id]
 
-    def begin_stage(self, tensors: Mapping[str, Tensor]) -> Future[Mapping[str, Tensor]]:
+    def begin_stage(self, weights: OpenWeights) -> Future[Mapping[str, Tensor]]:
         """Bring this rank's parts of full parameters to its device, on a thread, beside decoding. `swap` takes the result."""
-        return start_daemon_thread(lambda: self._loader.stage(tensors, self._device), name="weight-stage")
+        return start_daemon_thread(lambda: self._loader.stage(weights(), self._device), name="weight-stage")
 
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Load other weights. Running generations continue, with their KV cache or recomputed (`worker.kv_on_swap`)."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from async_rl.config.rollout import WorkerConfig
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, InferenceInterface, Tokenizer
+from async_rl.transport.receiving.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +67,9 @@ class EngineSetup:
     """Differs between workers: with equal ones they would sample alike."""
 
 
-def fetched_to(engine: RolloutEngine) -> torch.device:
-    """Where received weights are put that cannot be read in place: host memory, if the engine's cache has left them no room."""
-    return getattr(engine, "fetched_to", engine.device)
+def placement_of(engine: RolloutEngine) -> Placement:
+    """Where received weights are put: on the engine's device, unless it has a `placement`."""
+    return getattr(engine, "placement", Placement(devices=(engine.device,)))
 
 
 class RolloutEngine(InferenceInterface, Protocol):

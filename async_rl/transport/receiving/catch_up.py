@@ -31,6 +31,7 @@ from async_rl.transport.receiving.parcel_receiver import (
     ParcelReceiver,
     ReceivedVersion,
 )
+from async_rl.transport.receiving.placement import Placement
 from async_rl.transport.wire.http import pull
 from async_rl.types import VersionRecord
 
@@ -41,12 +42,10 @@ class CatchUp:
 
     specs: Sequence[ParameterSpec]
     """The parameters as they are sent (`wire.dtype`)."""
-    device: torch.device
+    placement: Placement
     wire: WireConfig
     store: Store
     snapshots: Path | None
-    fetched_to: torch.device | None = None
-    """See ParcelReceiver."""
 
     def check_model(self, source: PackedSource | None) -> None:
         """While no version is live: raise FleetMismatch when the learner, if there is one, trains another model."""
@@ -79,7 +78,7 @@ class CatchUp:
 
     def new_receiver(self) -> ParcelReceiver:
         """A new receiver for each fetch: threads of an abandoned one must not disturb pushes or later fetches."""
-        return ParcelReceiver(self.specs, self.device, self.wire, self.store, fetched_to=self.fetched_to)
+        return ParcelReceiver(self.specs, self.placement, self.wire, self.store)
 
     def _from_memory(self, receiver: ParcelReceiver, live: VersionRecord, source: PackedSource | None) -> _Way:
         expected = _expect(receiver, live, source)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import cpu_count
 from threading import Event
@@ -26,11 +26,12 @@ from async_rl.transport.messages import PushBegin
 from async_rl.transport.packed_source import PackedParcel, PackedSource
 from async_rl.transport.parcel_transfer import has_deltas, receive_parcel
 from async_rl.transport.plan import CHUNK_BYTES, WireLayout, describe_mismatch
+from async_rl.transport.receiving.placement import Placement
 from async_rl.transport.receiving.received_weights import ReceivedWeights
 from async_rl.transport.wire.gpus import takes_turns
 from async_rl.transport.wire.process_group import GroupPlace, LinkPool, OnReceived
 from async_rl.transport.wire.rendezvous import WireRendezvous
-from async_rl.transport.wire.shared_memory import MappedMemory
+from async_rl.transport.wire.shared_memory import MappedMemories, MappedMemory, ParcelMemory
 from async_rl.types import VersionRecord
 
 _READERS = min(4, cpu_count())
@@ -58,7 +59,7 @@ class ReceivedVersion:
 
     expected: ExpectedVersion
     weights: ReceivedWeights
-    own: dict[int, torch.Tensor]
+    own: dict[int, ParcelMemory]
     """The parcels in this process' own memory."""
 
 
@@ -76,29 +77,24 @@ class _KnownLearner:
     links: LinkPool
     pieces: Sequence[Sequence[DeltaPiece]]
     """Each parcel as deltas divide it."""
-    mapped: dict[str, MappedMemory] = field(default_factory=dict[str, MappedMemory])
+    mapped: MappedMemories
 
 
 class ParcelReceiver:
     def __init__(
         self,
         specs: Sequence[ParameterSpec],
-        device: torch.device,
+        placement: Placement,
         wire: WireConfig,
         store: Store,
-        *,
-        fetched_to: torch.device | None = None,
     ) -> None:
-        """`specs`: the parameters as sent. `store`: for the rendezvous of process groups. `fetched_to`: the memory for parcels
-        that cannot be read in place; None: the device's, as always over NCCL, which moves no other.
-        """
+        """`specs`: the parameters as sent. `store`: for the rendezvous of process groups."""
         self._specs = tuple(specs)
         self._store = store
-        self._device = device
-        self._fetched_to = fetched_to if fetched_to is not None else device
+        self._placement = placement
         self._wire = wire
         self._learner: _KnownLearner | None = None
-        self._buffers: dict[int, torch.Tensor] = {}
+        self._buffers: dict[int, ParcelMemory] = {}
         """Memory for parcels, by number, that no thread writes to or reads from."""
         self._held: VersionRecord | None = None
         """The version whose unchanged parcels are in `_buffers`; None: unknown content."""
@@ -149,7 +145,7 @@ class ParcelReceiver:
                 group=group.group,
                 rank=group.members.index(member) + 1,
                 size=len(group.members) + 1,
-                device=self._device,
+                device=self._placement.device_of(number),
                 backend=begin.backend,
             )
             with learner.links.use(learner.rendezvous, place, abandoned) as link:
@@ -171,9 +167,8 @@ class ParcelReceiver:
 
         Raises WireError.
         """
-        memory = self._device if in_turn else self._fetched_to
         self._held = None
-        own: dict[int, torch.Tensor] = {}
+        own: dict[int, ParcelMemory] = {}
         work: list[Callable[[], None]] = []
         fetches: list[Callable[[], None]] = []
         readers = max(1, _READERS // max(1, len(expected.mapped)))
@@ -184,21 +179,23 @@ class ParcelReceiver:
                     check = _ChunkVerifier(expected, number, data)
                     work += [partial(check.verify_share, first, readers) for first in range(readers)]
             else:
-                data = own[number] = self._memory(number, expected.layout, memory)
+                device = self._placement.device_of(number) if in_turn else self._placement.memory_of(number)
+                own[number] = self._memory(number, expected.layout, device)
+                data = own[number].data
                 check = _ChunkVerifier(expected, number, data)
-                fetches.append(partial(fetch_parcel, number, data, check.verify_up_to))
+                fetches.append(partial(_fetch, fetch_parcel, number, data, check.verify_up_to))
         work += [partial(_do_all, fetches)] if in_turn else fetches
         # Daemon threads do not keep the process alive while they hang. A failure is raised once all have ended.
-        running = [start_daemon_thread(partial(self._on_stream, one), name="weight-parcel") for one in work]
+        running = [start_daemon_thread(one, name="weight-parcel") for one in work]
         wait(running)
         for each in running:
             each.result()
-        parcels = [own[number] if number in own else expected.mapped[number].data for number in range(len(expected.packed))]
-        return ReceivedVersion(expected=expected, weights=ReceivedWeights(expected.layout, parcels), own=own)
-
-    def _on_stream(self, work: Callable[[], None]) -> None:
-        with transport_stream(self._device):
-            work()
+        held = {number: (memory.data, memory.address) for number, memory in own.items()}
+        held |= {number: (memory.data, memory.own_address) for number, memory in expected.mapped.items()}
+        parcels, addresses = zip(*(held[number] for number in range(len(expected.packed))), strict=True)
+        return ReceivedVersion(
+            expected=expected, weights=ReceivedWeights(expected.layout, parcels, addresses=addresses), own=own
+        )
 
     def recycle(self, received: ReceivedVersion) -> None:
         """Return a version's memory once its weights are not read any more."""
@@ -225,29 +222,31 @@ class ParcelReceiver:
             layout=source.layout,
             links=LinkPool(self._wire),
             pieces=[split_parcel(source.layout, parcel, source.deltas) for parcel in source.layout.parcels],
+            mapped=MappedMemories(self._placement.devices),
         )
         return self._learner
 
     def _map(self, learner: _KnownLearner, packed: Sequence[PackedParcel]) -> dict[int, MappedMemory]:
         mapped: dict[int, MappedMemory] = {}
         for number, (parcel, each) in enumerate(zip(learner.layout.parcels, packed, strict=True)):
-            memory = learner.mapped.get(each.address)
-            if memory is None or not memory.is_current:
-                memory = MappedMemory.open(each.address, parcel.num_bytes, self._device) if each.address else None
+            memory = learner.mapped.open(each.address, parcel.num_bytes)
             if memory is not None and memory.lock_shared():
                 mapped[number] = memory
-        # Mappings of earlier versions are kept: senders reuse their memories in turn.
-        learner.mapped |= {memory.address: memory for memory in mapped.values()}
-        learner.mapped = {address: memory for address, memory in learner.mapped.items() if memory.is_current}
+        learner.mapped.drop_ended()
         return mapped
 
-    def _memory(self, number: int, layout: WireLayout, device: torch.device) -> torch.Tensor:
+    def _memory(self, number: int, layout: WireLayout, device: torch.device) -> ParcelMemory:
         num_bytes = layout.parcels[number].num_bytes
         spare = self._buffers.pop(number, None)
-        if spare is not None and len(spare) == num_bytes and spare.device.type == device.type:
+        if spare is not None and len(spare.data) == num_bytes and spare.data.device.type == device.type:
             return spare  # others are from another learner, with other parcels
         with transport_stream(device):  # to whose memory it returns
-            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            return ParcelMemory(num_bytes, device, shared=self._placement.is_shared)
+
+
+def _fetch(fetch_parcel: FetchParcel, number: int, data: torch.Tensor, on_received: OnReceived) -> None:
+    with transport_stream(data.device):
+        fetch_parcel(number, data, on_received)
 
 
 def _do_all(work: Sequence[Callable[[], None]]) -> None:

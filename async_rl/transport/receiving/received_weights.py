@@ -13,10 +13,20 @@ from async_rl.transport.plan import Slice, WireLayout
 class ReceivedWeights(StoredWeights):
     """Most parameters are views of the parcels; those sent by several ranks are assembled on access."""
 
-    def __init__(self, layout: WireLayout, parcels: Sequence[torch.Tensor]) -> None:
-        """`parcels`: flat bytes, in the layout's order."""
-        self._layout = layout
+    def __init__(
+        self,
+        layout: WireLayout,
+        parcels: Sequence[torch.Tensor],
+        *,
+        addresses: Sequence[str] = (),
+        device: torch.device | None = None,
+    ) -> None:
+        """`parcels`: flat bytes, in the layout's order. `device`: where parameters are assembled; None: that of a parcel."""
+        self.layout = layout
+        self.addresses = addresses
+        """Paths under which processes of this machine open the parcels; "" for one that they cannot."""
         self._parcels = parcels
+        self._device = device
         # Made here, while the engine samples: it waits for the swap, and a model of experts has thousands of parameters.
         self._whole = {
             name: self._view(*places[0], _dtype(layout, name))
@@ -26,14 +36,15 @@ class ReceivedWeights(StoredWeights):
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._layout.sizes
+        return self.layout.sizes
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if (whole := self._whole.get(name)) is not None:
             return whole
-        spec, places = self._layout.spec_of[name], self._layout.places[name]
-        dtype = _dtype(self._layout, name)
-        full = torch.empty(spec.shape, dtype=dtype, device=self._parcels[0].device)
+        spec, places = self.layout.spec_of[name], self.layout.places[name]
+        dtype = _dtype(self.layout, name)
+        device = self._device if self._device is not None else self._parcels[0].device
+        full = torch.empty(spec.shape, dtype=dtype, device=device)
         for number, each in places:
             box = each.box
             part = tuple(slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True))
@@ -41,10 +52,10 @@ class ReceivedWeights(StoredWeights):
         return full
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._layout.spec_of)
+        return iter(self.layout.spec_of)
 
     def __len__(self) -> int:
-        return len(self._layout.specs)
+        return len(self.layout.specs)
 
     def _view(self, number: int, each: Slice, dtype: torch.dtype) -> torch.Tensor:
         return self._parcels[number][each.offset : each.offset + each.num_bytes].view(dtype).view(each.box.shape)

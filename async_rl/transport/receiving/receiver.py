@@ -51,6 +51,7 @@ from async_rl.transport.packed_source import PackedSource, read_source
 from async_rl.transport.plan import wire_specs
 from async_rl.transport.receiving.catch_up import CatchUp
 from async_rl.transport.receiving.parcel_receiver import ParcelReceiver
+from async_rl.transport.receiving.placement import Placement
 from async_rl.transport.receiving.reception import (
     Idle,
     Offered,
@@ -114,16 +115,15 @@ class WeightReceiver:
         *,
         lease_s: float,
         snapshots: Path | None = None,
-        fetched_to: torch.device | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        """`store`: for the rendezvous of process groups (rendezvous.WIRE_STORE). `fetched_to`: see ParcelReceiver."""
+        """`store`: for the rendezvous of process groups (rendezvous.WIRE_STORE). `placement` None: on the member's device."""
         self._board = board
         self._member = replace(member, catches_up="with what is live")
-        device, wanted = torch.device(member.device), wire_specs(specs, wire.dtype)
-        self._parcels = ParcelReceiver(wanted, device, wire, store, fetched_to=fetched_to)
-        self._catch_up = CatchUp(
-            specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots, fetched_to=fetched_to
-        )
+        place = placement if placement is not None else Placement(devices=(torch.device(member.device),))
+        wanted = wire_specs(specs, wire.dtype)
+        self._parcels = ParcelReceiver(wanted, place, wire, store)
+        self._catch_up = CatchUp(specs=wanted, placement=place, wire=wire, store=store, snapshots=snapshots)
         self._retry_after_s = wire.rendezvous_timeout_s
         """Pause after a failed catch-up; meanwhile the learner's next push may bring the version."""
         self._begin_within_s = 2 * wire.operation_timeout_s

@@ -28,8 +28,8 @@ class Membership:
         """`rest_s`: pause after two consecutive failures of a member; each further failure adds as much."""
         self._board = board
         self._rest_s = rest_s
-        self._gpus: dict[str, str] = {}
-        """GPU of each member, from the last call of `members_behind`."""
+        self._gpus: dict[str, tuple[str, ...]] = {}
+        """GPUs of each member, from the last call of `members_behind`."""
         self._settled: dict[str, int] = {}
         """The newest version that each member has staged, or that was given up for it."""
         self._silent: set[str] = set()
@@ -38,7 +38,7 @@ class Membership:
 
     async def members_behind(self, version: int) -> list[str]:
         members = await self._board.members()
-        self._gpus = {member.id: member.gpu for member in members}
+        self._gpus = {member.id: member.gpus for member in members}
         return [
             member.id
             for member in members
@@ -50,7 +50,8 @@ class Membership:
         ]
 
     def gpus_of(self, members: Collection[str]) -> list[str]:
-        return [self._gpus.get(member, "") for member in members]
+        """GPUs that receive weights; "" for a member without any."""
+        return [gpu for member in members for gpu in self._gpus.get(member) or ("",)]
 
     def is_trusted(self, member: str) -> bool:
         """Whether to wait the full timeout for its reply; a member that failed last time gets a short one."""

@@ -1,4 +1,4 @@
-"""Shares a GPU's memory with other processes on the same GPU, with CUDA IPC handles serialized as JSON.
+"""Shares a GPU's memory with other processes of the machine, with CUDA IPC handles serialized as JSON.
 
 The handles come from torch, which does not reuse the memory while another process has it open. Nothing here orders reads and
 writes: the owner has finished writing when it publishes the address, and readers hold a lock (shared_memory.py).
@@ -6,6 +6,7 @@ writes: the owner has finished writing when it publishes the address, and reader
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,10 +38,13 @@ def describe(data: torch.Tensor) -> bytes:
     return _CudaHandle.model_construct(gpu=gpu_of(data.device), **fields).model_dump_json().encode()
 
 
-def open_handle(handle: bytes, device: torch.device) -> torch.Tensor | None:
-    """The shared memory as a tensor; None on another GPU. Raises RuntimeError or ValueError when it cannot be opened."""
+def open_handle(handle: bytes, devices: Iterable[torch.device]) -> torch.Tensor | None:
+    """The shared memory as a tensor; None if it is on none of the devices. Raises RuntimeError or ValueError when it cannot be
+    opened.
+    """
     told = _CudaHandle.model_validate_json(handle)
-    if device.type != "cuda" or told.gpu != gpu_of(device):
+    device = next((each for each in devices if told.gpu and told.gpu == gpu_of(each)), None)
+    if device is None:
         return None
     torch.cuda.init()
     kind: Any = torch.UntypedStorage

@@ -12,11 +12,17 @@ from async_rl.transport.messages import Backend
 
 
 def gpu_of(device: torch.device) -> str:
-    """The GPU's UUID (`Member.gpu`); empty for a CPU."""
+    """The GPU's UUID; empty for a CPU."""
     if device.type != "cuda":
         return ""
     # torch does not say what the properties are
     return str(torch.cuda.get_device_properties(device).uuid)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def gpus_of(devices: Sequence[torch.device]) -> tuple[str, ...]:
+    """The UUIDs for `Member.gpus`; none unless all devices are GPUs."""
+    gpus = tuple(gpu_of(device) for device in devices)
+    return gpus if all(gpus) else ()
 
 
 def gpu_name(device: torch.device | str) -> str:

@@ -1,4 +1,5 @@
-"""A sender's memory for a packed parcel, which processes of the same machine can read in place.
+"""Memory for a parcel, which processes of the same machine can read in place: workers a sender's, and ranks of engines their
+worker's.
 
 On a CPU it is a memfd, which other processes open through /proc/PID/fd: it has no name that could be left behind, and is freed
 with the last process that has it open. Readers hold a shared flock; the owner writes only under an exclusive one. The kernel
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +24,7 @@ _ON_GPU = "async-rl-gpu-weights"
 
 
 class ParcelMemory:
-    """The sender's side: memory that it owns and writes."""
+    """The side of the owner, who writes it."""
 
     def __init__(self, num_bytes: int, device: torch.device, *, shared: bool) -> None:
         self._fd: int | None = None
@@ -39,7 +41,7 @@ class ParcelMemory:
     @property
     def address(self) -> str:
         """Path under which processes of this machine open it; empty when they cannot."""
-        return "" if self._fd is None else f"/proc/{os.getpid()}/fd/{self._fd}"
+        return "" if self._fd is None else _path(self._fd)
 
     def lock_exclusively(self) -> bool:
         """Take the writer's lock without waiting: False when there are readers. New readers are kept out until `unlock`."""
@@ -55,22 +57,29 @@ class ParcelMemory:
 
 
 class MappedMemory:
-    """The reader's side: a sender's memory, mapped into this process."""
+    """The reader's side: another process' memory, mapped into this one."""
 
     def __init__(self, address: str, fd: int, data: torch.Tensor) -> None:
         self.address = address
         self._fd = fd
         self.data = data
 
+    @property
+    def own_address(self) -> str:
+        """Path for processes of this machine that lasts as long as this mapping, even if the owner ends."""
+        return _path(self._fd)
+
     @classmethod
-    def open(cls, address: str, num_bytes: int, device: torch.device) -> MappedMemory | None:
-        """None when the memory is on another machine or GPU or may not be read. The same path may name another file here."""
+    def open(cls, address: str, num_bytes: int, devices: Iterable[torch.device]) -> MappedMemory | None:
+        """None when the memory is on another machine, on a GPU that is not among `devices`, or may not be read. The same path
+        may name another file here.
+        """
         with suppress(OSError):
             kind = str(Path(address).readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
             if kind not in (_ON_HOST, _ON_GPU):
                 return None
             fd = os.open(address, os.O_RDONLY | os.O_CLOEXEC)
-            data = _mapped(fd, num_bytes) if kind == _ON_HOST else _on_gpu(fd, num_bytes, device)
+            data = _mapped(fd, num_bytes) if kind == _ON_HOST else _on_gpu(fd, num_bytes, devices)
             if data is not None:
                 return cls(address, fd, data)
             os.close(fd)
@@ -92,6 +101,31 @@ class MappedMemory:
 
     def __del__(self) -> None:
         os.close(self._fd)
+
+
+class MappedMemories:
+    """Memories that stay mapped from version to version: their owners use the same ones in turn."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._devices = tuple(devices)
+        self._known: dict[str, MappedMemory] = {}
+
+    def open(self, address: str, num_bytes: int) -> MappedMemory | None:
+        """See MappedMemory.open."""
+        memory = self._known.get(address)
+        if memory is None or not memory.is_current:
+            memory = MappedMemory.open(address, num_bytes, self._devices) if address else None
+        if memory is not None:
+            self._known[address] = memory
+        return memory
+
+    def drop_ended(self) -> None:
+        """Unmap what its owner has given up."""
+        self._known = {address: memory for address, memory in self._known.items() if memory.is_current}
+
+
+def _path(fd: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def _reserve(num_bytes: int) -> int | None:
@@ -130,11 +164,11 @@ def _cuda_handle_file(data: torch.Tensor) -> int | None:
     return fd
 
 
-def _on_gpu(fd: int, num_bytes: int, device: torch.device) -> torch.Tensor | None:
+def _on_gpu(fd: int, num_bytes: int, devices: Iterable[torch.device]) -> torch.Tensor | None:
     from async_rl.transport.wire import cuda_ipc as gpu_memory
 
     with suppress(RuntimeError, ValueError):
-        data = gpu_memory.open_handle(os.pread(fd, os.fstat(fd).st_size, 0), device)
+        data = gpu_memory.open_handle(os.pread(fd, os.fstat(fd).st_size, 0), devices)
         if data is not None and len(data) == num_bytes:
             return data
     return None

@@ -2,7 +2,7 @@
 
     EngineFleet ──▶ Replica 0 ──▶ rank 0: MegatronEngine ── the same calls ──▶ rank 1, 2 ...
         │           Replica 1 ──▶ rank 0: MegatronEngine ── the same calls ──▶ rank 1, 2 ...
-        └── SharedWeights: one full set of parameters, read by all ranks
+        └── SharedWeights: tells all ranks where the worker has a version, which they read there
 
 They communicate over inherited socket pairs: nothing listens on an address. `fleet.py` first.
 """

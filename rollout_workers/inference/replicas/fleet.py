@@ -19,7 +19,7 @@ from torch import Tensor
 from async_rl.config import TokenizerConfig
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import AsyncRLError, ServiceStopped
-from async_rl.megatron import parallel
+from async_rl.megatron import host, parallel
 from async_rl.megatron.model import LayerSpec
 from async_rl.megatron.parameters.full_parameters import check_complete, specs
 from async_rl.models.engine_limits import check_worker_ranks
@@ -27,9 +27,10 @@ from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.tokenization.rendering import prompt_ids
+from async_rl.transport.receiving.placement import Placement
 from async_rl.types import Completion
 from rollout_workers.inference.interface import Inference
-from rollout_workers.inference.replicas.frames import Generate, Swap
+from rollout_workers.inference.replicas.frames import Generate, LoadWeights, SharedParcels
 from rollout_workers.inference.replicas.replica import Replica
 from rollout_workers.inference.replicas.routing import Router
 from rollout_workers.inference.replicas.setup import RankSetup
@@ -63,14 +64,16 @@ class EngineFleet(Inference):
         dtype: torch.dtype | None = None,
         layer_spec: LayerSpec = "local",
         work_limit_s: float = 0.0,
+        parcels: int = 0,
     ) -> None:
         """`devices`: one for each rank, engine by engine. `environment` is that of the rank processes; in `folder` they
-        find each other, unset means the system's temporary folder.
+        find each other, unset means the system's temporary folder. `parcels`: of a version, which are received on the
+        devices; 0: weights come to GPUs by way of host memory.
         """
         check_worker_ranks(shape, worker.tensor, worker.expert)
         self.tokenizer = tokenizer
-        self.device = torch.device("cpu")
-        """The device from which weights of a swap are read fastest. This process uses no GPU memory."""
+        self.placement = Placement(devices=tuple(dict.fromkeys(devices)) if parcels else (host.HOST,), is_shared=True)
+        self.device = self.placement.devices[0]
         self.kernel = ""
         """Name of the attention kernel used for decoding."""
         self.version = -1
@@ -90,12 +93,15 @@ class EngineFleet(Inference):
             worker=worker,
             layer_spec=layer_spec,
             work_limit_s=work_limit_s,
+            parcels=parcels,
         )
         self._ids = itertools.count()
         self._router = Router(replicas=worker.engines, block_tokens=worker.kv_block_tokens)
         self._swapping = asyncio.Lock()
         self._memory_users: Sequence[asyncio.Future[Any]] = []
-        """Running writes and reads of the shared memory, also those of a cancelled swap."""
+        """Running writes and reads of the weights, also those of a cancelled swap."""
+        self._layout = ""
+        """Digest of the layout that the ranks know."""
         self._replicas: list[Replica] = []
 
     async def __aenter__(self) -> EngineFleet:
@@ -155,10 +161,20 @@ class EngineFleet(Inference):
                 raise ValueError(f"weights of version {version} cannot replace version {self.version}: versions only grow")
             if self._memory_users:
                 await asyncio.wait(self._memory_users)
-            writing = self._loop.run_in_executor(None, self._weights.write, tensors)
-            await self._finish([writing])
-            await self._finish([replica.ask(Swap(id=next(self._ids), version=version)) for replica in self._replicas])
+            describing = self._loop.run_in_executor(None, self._describe, tensors)
+            await self._finish([describing])
+            digest, parcels = describing.result()
+            requests = [LoadWeights(id=next(self._ids), version=version, parcels=parcels) for _ in self._replicas]
+            loading = [replica.ask(request) for replica, request in zip(self._replicas, requests, strict=True)]
+            self._layout = digest
+            await self._finish(loading)
             self.version = version
+
+    def _describe(self, tensors: Mapping[str, Tensor]) -> tuple[str, SharedParcels]:
+        """The digest of the layout, and what the ranks are told."""
+        layout, addresses = self._weights.describe(tensors)
+        text = layout.to_json() if layout.digest != self._layout else b""
+        return layout.digest, SharedParcels(layout=text, addresses=addresses)
 
     @property
     def specs(self) -> list[ParameterSpec]:
@@ -186,7 +202,6 @@ class EngineFleet(Inference):
                 device=str(device),
                 dtype=str(self._dtype).removeprefix("torch."),
                 store=Path(self._folder.name) / f"engine-{engine}",
-                weights=self._weights.fd,
             )
             for rank, device in enumerate(self._devices[engine * ranks : (engine + 1) * ranks])
         ]

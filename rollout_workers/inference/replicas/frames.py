@@ -30,11 +30,22 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swap:
-    """Load the weights from the shared memory as `version`."""
+class SharedParcels:
+    """Where a version lies (shared_weights.py)."""
+
+    layout: bytes
+    """The WireLayout as JSON; empty: that of the version before."""
+    addresses: Sequence[str]
+    """For each parcel the path under which ranks open its memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadWeights:
+    """Serve a version from the worker's memory, which is overwritten once this is answered."""
 
     id: int
     version: int
+    parcels: SharedParcels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +104,29 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWeights:
-    """Bring the weights from the shared memory to the rank's device, beside decoding; a Swap follows."""
+    """Bring a version to the rank's device, beside decoding; a Swap follows."""
+
+    parcels: SharedParcels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap:
+    """Serve the staged version."""
+
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLoaded:
-    """A rank has read the shared memory."""
+    """A rank has read the staged version."""
 
 
 # -- on the way ---------------------------------------------------------------------------------------------------------
 
 _KINDS: tuple[type[Any], ...] = (
-    Generate, Swap, CancelRequest, EngineReady, RequestDone, Refusal, Broken, MetricsReport, Submit, StepOrder, StageWeights,
-    WeightsLoaded, GenerationArgs, Completion, VersionSpan, StopReason, EngineMetrics, Sampling, np.ndarray,
+    Generate, LoadWeights, SharedParcels, CancelRequest, EngineReady, RequestDone, Refusal, Broken, MetricsReport, Submit,
+    StepOrder, StageWeights, Swap, WeightsLoaded, GenerationArgs, Completion, VersionSpan, StopReason, EngineMetrics, Sampling,
+    np.ndarray,
 )  # fmt: skip
 _CODES: Mapping[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
 _CHUNK = 1 << 16

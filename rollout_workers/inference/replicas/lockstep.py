@@ -21,7 +21,7 @@ from torch import Tensor
 
 from async_rl.errors import ServiceStopped
 from async_rl.types import Completion
-from rollout_workers.inference.engine_core import EngineCore
+from rollout_workers.inference.engine_core import EngineCore, OpenWeights
 from rollout_workers.inference.generation import Generation
 from rollout_workers.inference.replicas.frames import (
     CancelRequest,
@@ -32,6 +32,7 @@ from rollout_workers.inference.replicas.frames import (
     Swap,
     WeightsLoaded,
 )
+from rollout_workers.inference.replicas.shared_weights import SharedVersion, WeightReader
 
 
 class LockstepCore(EngineCore):
@@ -60,12 +61,13 @@ class LeadingCore(LockstepCore):
         self._tell(CancelRequest(id=generation.id))
         super().cancel(generation)
 
-    def begin_stage(self, tensors: Mapping[str, Tensor]) -> Future[Mapping[str, Tensor]]:
-        self._tell(StageWeights())
-        return super().begin_stage(tensors)
+    def begin_stage(self, weights: OpenWeights) -> Future[Mapping[str, Tensor]]:
+        assert isinstance(weights, SharedVersion), "a worker describes weights to its ranks"
+        self._tell(StageWeights(parcels=weights.told))
+        return super().begin_stage(weights)
 
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
-        self._tell(Swap(id=0, version=number))
+        self._tell(Swap(version=number))
         try:
             super().swap(number, tensors)
         finally:  # the caller may overwrite `tensors` once this returns
@@ -83,10 +85,10 @@ class LeadingCore(LockstepCore):
             follower.send(order)
 
 
-def follow(core: LockstepCore, leader: SocketPipe, weights: Mapping[str, Tensor]) -> None:
+def follow(core: LockstepCore, leader: SocketPipe, reader: WeightReader) -> None:
     """Execute the orders of rank 0 until it closes its socket."""
     running: dict[int, Generation] = {}
-    staging: Future[Mapping[str, Tensor]] | None = None
+    staging: Future[Mapping[str, Tensor]] = Future()
     while (order := leader.receive()) is not None:
         match order:
             case Submit():
@@ -96,10 +98,10 @@ def follow(core: LockstepCore, leader: SocketPipe, weights: Mapping[str, Tensor]
                 if (generation := running.pop(order.id, None)) is not None:
                     core.cancel(generation)
             case StageWeights():
-                staging = core.begin_stage(weights)
+                staging = core.begin_stage(SharedVersion(order.parcels, reader))
             case Swap():
                 with suppress(ValueError):  # rank 0 refuses the same, and says so
-                    core.swap(order.version, staging.result() if staging is not None else weights)
+                    core.swap(order.version, staging.result())
                 leader.send(WeightsLoaded())
             case StepOrder():
                 if order.state != core.state():

@@ -11,17 +11,15 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from torch import Tensor
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import ConfigError, boundary, find_async_rl_error
 from async_rl.launch.package_guard import guard
 from async_rl.megatron import parallel
-from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.protocols import GenerationArgs
 from async_rl.supervision import run_with, signs_of_life, work_limit
 from async_rl.telemetry import configure_logs
@@ -31,7 +29,7 @@ from rollout_workers.inference.replicas.frames import Broken, EngineReady, Socke
 from rollout_workers.inference.replicas.lockstep import LeadingCore, LockstepCore, follow
 from rollout_workers.inference.replicas.server import EngineServer
 from rollout_workers.inference.replicas.setup import RankSetup
-from rollout_workers.inference.replicas.shared_weights import SharedWeights
+from rollout_workers.inference.replicas.shared_weights import WeightReader
 
 
 def main() -> None:
@@ -43,14 +41,13 @@ def main() -> None:
         # Megatron gathers logits with functions that torch has renamed.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         _meet(setup)
-        shared = SharedWeights(specs(setup.shape, setup.torch_dtype), setup.weights)
-        opened.enter_context(shared.pinned(setup.torch_device))
+        reader = WeightReader(setup.torch_device)
         leader, *followers = (opened.enter_context(socket.socket(fileno=int(number))) for number in sys.argv[2:])
         if setup.rank > 0:
             orders = SocketPipe(leader)
-            follow(_core(setup, orders), orders, shared.tensors)
+            follow(_core(setup, orders), orders, reader)
         else:
-            asyncio.run(lead(setup, leader, [SocketPipe(follower) for follower in followers], shared.tensors))
+            asyncio.run(lead(setup, leader, [SocketPipe(follower) for follower in followers], reader))
 
 
 def _meet(setup: RankSetup) -> None:
@@ -69,15 +66,16 @@ def _core(setup: RankSetup, orders: SocketPipe) -> LockstepCore:
             dtype=setup.torch_dtype,
             seed=setup.seed,
             layer_spec=setup.layer_spec,
+            parcels=setup.parcels,
         )
     except ConfigError:
         orders.receive()  # rank 0 fails alike; wait until it has reported to the worker
         raise
 
 
-async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[SocketPipe], weights: Mapping[str, Tensor]) -> None:
+async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[SocketPipe], reader: WeightReader) -> None:
     """Rank 0: serve the worker until it closes its socket."""
-    reader, writer = await asyncio.open_connection(sock=worker)
+    requests, writer = await asyncio.open_connection(sock=worker)
     engine = MegatronEngine(
         setup.shape,
         open_tokenizer(setup.tokenizer),
@@ -87,13 +85,13 @@ async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[Sock
         seed=setup.seed,
         dtype=setup.torch_dtype,
         layer_spec=setup.layer_spec,
-        core=partial(LeadingCore, followers),
+        core=partial(LeadingCore, followers, parcels=setup.parcels),
     )
     try:
         async with engine:
-            server = EngineServer(engine, weights, writer)
+            server = EngineServer(engine, reader, writer)
             writer.write(pack(EngineReady(kernel=engine.kernel)))
-            await run_with(lambda: server.serve(reader), engine=engine.watch, metrics=server.report)
+            await run_with(lambda: server.serve(requests), engine=engine.watch, metrics=server.report)
     except Exception as error:
         cause = ours if (ours := find_async_rl_error(error)) is not None else error
         writer.write(pack(Broken(kind=type(cause).__name__, reason=str(cause))))

@@ -16,10 +16,10 @@ from rollout_workers.inference.replicas.frames import (
     CancelRequest,
     EngineReady,
     Generate,
+    LoadWeights,
     MetricsReport,
     Refusal,
     RequestDone,
-    Swap,
     messages,
     pack,
 )
@@ -75,7 +75,7 @@ class Replica:
         for child in self._children:
             child.kill()
 
-    def ask(self, request: Generate | Swap) -> asyncio.Future[RequestDone]:
+    def ask(self, request: Generate | LoadWeights) -> asyncio.Future[RequestDone]:
         """Send a request. The future holds its answer, or a refusal as an exception."""
         waiting: asyncio.Future[RequestDone] = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = waiting
@@ -149,7 +149,7 @@ def _child(
         environment=environment,
         log=None,  # the worker's own log
         policy=RestartPolicy(limit=0),  # a restarted rank lacks the state of the others
-        inherits=(*sockets, setup.weights),
+        inherits=sockets,
     )
 
     def close_copies(*_: object) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-
-from torch import Tensor
 
 from async_rl.config import HEARTBEAT_S
 from async_rl.types import Completion
@@ -13,19 +10,20 @@ from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas.frames import (
     CancelRequest,
     Generate,
+    LoadWeights,
     MetricsReport,
     Refusal,
     RequestDone,
-    Swap,
     messages,
     pack,
 )
+from rollout_workers.inference.replicas.shared_weights import SharedVersion, WeightReader
 
 
 class EngineServer:
-    def __init__(self, engine: MegatronEngine, weights: Mapping[str, Tensor], writer: asyncio.StreamWriter) -> None:
+    def __init__(self, engine: MegatronEngine, reader: WeightReader, writer: asyncio.StreamWriter) -> None:
         self._engine = engine
-        self._weights = weights
+        self._reader = reader
         self._writer = writer
         self._working: dict[int, asyncio.Task[None]] = {}
 
@@ -39,7 +37,7 @@ class EngineServer:
                 match request:
                     case CancelRequest() if (task := self._working.get(request.id)) is not None:
                         task.cancel()
-                    case Generate() | Swap():
+                    case Generate() | LoadWeights():
                         self._working[request.id] = tasks.create_task(self._answer(request))
                         self._working[request.id].add_done_callback(lambda _, id=request.id: self._working.pop(id))
                     case _:
@@ -53,7 +51,7 @@ class EngineServer:
             await asyncio.sleep(HEARTBEAT_S)
             await self._send(MetricsReport(metrics=self._engine.metrics))
 
-    async def _answer(self, request: Generate | Swap) -> None:
+    async def _answer(self, request: Generate | LoadWeights) -> None:
         try:
             answer = RequestDone(id=request.id, completion=await self._do(request))
         except ValueError as error:
@@ -61,10 +59,11 @@ class EngineServer:
         await self._send(MetricsReport(metrics=self._engine.metrics))  # first: the receiver of the answer may read the metrics
         await self._send(answer)
 
-    async def _do(self, request: Generate | Swap) -> Completion | None:
+    async def _do(self, request: Generate | LoadWeights) -> Completion | None:
         if isinstance(request, Generate):
             return await self._engine.generate(request.prompt, request.args)
-        await self._engine.swap(request.version, await self._engine.stage(self._weights))
+        staged = await self._engine.stage(SharedVersion(request.parcels, self._reader))
+        await self._engine.swap(request.version, staged)
         return None
 
     async def _send(self, message: object) -> None:

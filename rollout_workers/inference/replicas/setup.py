@@ -28,8 +28,8 @@ class RankSetup(Section):
     """File of the store over which the ranks find each other."""
     work_limit_s: float
     """As supervision.work_limit_s."""
-    weights: int
-    """File descriptor of the shared memory."""
+    parcels: int
+    """How many parcels of a version the engines' GPUs receive; 0: none."""
 
     @property
     def torch_device(self) -> torch.device:

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +24,11 @@ from async_rl.protocols import ContextOverflow, GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
-from rollout_workers.inference.engine_core import EngineCore
+from rollout_workers.inference.engine_core import EngineCore, OpenWeights
 from rollout_workers.inference.replicas import EngineFleet
 from tests.support.full_parameters import gather_full
 from tests.support.packed_outputs import completion_logprobs
+from tests.support.rank_processes import ranks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -69,17 +69,6 @@ def fleet(settings: WorkerConfig, **environment: str) -> EngineFleet:
     )  # fmt: skip
 
 
-def ranks() -> dict[int, str]:
-    """Rank processes of this one, with their command lines."""
-    found: dict[int, str] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # others come and go
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and "replicas.rank" in (line := (folder / "cmdline").read_text()):
-                found[int(folder.name)] = line
-    return found
-
-
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -112,7 +101,7 @@ class SlowStage(EngineCore):
 
     begun: Future[Future[Weights]]
 
-    def begin_stage(self, tensors: Weights) -> Future[Weights]:
+    def begin_stage(self, weights: OpenWeights) -> Future[Weights]:
         staged: Future[Weights] = Future()
         self.begun.set_result(staged)
         return staged
@@ -124,7 +113,7 @@ async def test_generations_go_on_while_weights_come_to_the_device() -> None:
     async with MegatronEngine(SHAPE, TOKENIZER, alone, DEFAULTS, device=CPU, seed=7, core=SlowStage) as engine:
         first, second = weights(1), weights(2)
         await engine.swap(0, first)
-        staging = asyncio.create_task(engine.stage(second))
+        staging = asyncio.create_task(engine.stage(lambda: second))
         staged = await asyncio.wrap_future(SlowStage.begun)
         sampled = await engine.generate([5, 6], GenerationArgs(seed=3))
         assert not staging.done()

@@ -21,6 +21,7 @@ from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.receiving.receiver import WeightReceiver
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet
+from rollout_workers.inference.rollout_engine import placement_of
 from tests.scenarios.wire.wire_layouts import (
     ALL,
     CASES,
@@ -55,7 +56,8 @@ class Worker:
         self.differences: dict[int, list[str]] = {}
         self._model, self._engine, self._board, self._root = model, engine, board, root
         member = Member(id=name, host="localhost", version=-1, device="cpu")
-        self._receiver = WeightReceiver(board, board.store, member, engine.specs, wire_of_worker(model), lease_s=30.0)
+        wire, placement = wire_of_worker(model), placement_of(engine)
+        self._receiver = WeightReceiver(board, board.store, member, engine.specs, wire, lease_s=30.0, placement=placement)
         self._served: asyncio.Queue[int] = asyncio.Queue()
 
     async def run(self) -> None:

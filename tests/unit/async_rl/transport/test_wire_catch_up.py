@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,12 +18,17 @@ from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.megatron import compat
 from async_rl.models.parameter_spec import ParameterSpec
-from async_rl.transport.packed_source import PackedParcel, PackedSource
+from async_rl.transport.messages import ParcelGroup, PushBegin
+from async_rl.transport.packed_source import PackedSource
 from async_rl.transport.plan import Box, plan_layout
 from async_rl.transport.receiving.catch_up import CatchUp
+from async_rl.transport.receiving.parcel_receiver import ParcelReceiver
+from async_rl.transport.receiving.placement import Placement
 from async_rl.transport.sending.rank_orders import WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
+from async_rl.transport.wire.process_group import GroupPlace, Link, LinkPool
 from async_rl.transport.wire.rendezvous import WireRendezvous
+from async_rl.transport.wire.shared_memory import MappedMemory
 from async_rl.types import VersionRecord
 from tests.support.waiting import PATIENCE_S
 
@@ -92,7 +98,7 @@ def learner(wire: WireConfig, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def catch_up(wire: WireConfig, snapshots: Path | None = None) -> CatchUp:
-    return CatchUp(specs=SPECS, device=CPU, wire=wire, store=HashStore(), snapshots=snapshots)
+    return CatchUp(specs=SPECS, placement=Placement(devices=(CPU,)), wire=wire, store=HashStore(), snapshots=snapshots)
 
 
 def test_what_is_easier_on_the_others_comes_first(learner: Learner, wire: WireConfig) -> None:
@@ -117,16 +123,54 @@ def test_what_cannot_be_read_in_place_comes_to_host_memory_where_the_gpu_has_no_
     assert compat  # importing it puts stand-ins in the place of CUDA's streams where there is no GPU
     record = learner.pack()
     learner.write_snapshot(record)
-    worker = replace(catch_up(wire, learner.snapshots), device=torch.device("cuda"), fetched_to=CPU)
-    source = replace(learner.source, versions={record.version: _without_addresses(learner.source, record.version)})
+    worker = replace(catch_up(wire, learner.snapshots), placement=Placement(devices=(torch.device("cuda"),), fetched_to=CPU))
+    source = _on_another_machine(learner.source, record.version)
     for known, expected in ((None, "a snapshot"), (source, "the learner")):
         found, way = replace(worker, snapshots=None if known is not None else learner.snapshots).fetch(record, known, Event())
         assert way == expected
         assert all(torch.equal(found.weights[name], tensor) for name, tensor in TENSORS.items())
 
 
-def _without_addresses(source: PackedSource, version: int) -> tuple[PackedParcel, ...]:
-    return tuple(replace(each, address="") for each in source.versions[version])
+def test_other_processes_of_the_worker_can_open_what_it_received(learner: Learner, wire: WireConfig) -> None:
+    record, source = learner.pack(), learner.source
+    shared = replace(catch_up(wire), placement=Placement(devices=(CPU,), is_shared=True))
+    received, _ = shared.fetch(record, source, Event())
+    addresses = received.weights.addresses
+    assert not {*addresses} & {parcel.address for parcel in source.versions[record.version]}, "they outlive the learner"
+    for number, (address, parcel) in enumerate(zip(addresses, source.layout.parcels, strict=True)):
+        memory = MappedMemory.open(address, parcel.num_bytes, [CPU])
+        assert memory is not None
+        assert torch.equal(memory.data, learner.rank_senders[number].parcel(record.version))
+    received.expected.unlock()
+    alone, _ = catch_up(wire).fetch(record, _on_another_machine(source, record.version), Event())
+    assert alone.weights.addresses == ("", "")
+
+
+def test_the_gpus_of_an_engine_take_parcels_in_turn(
+    learner: Learner, wire: WireConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = learner.pack()
+    source = _on_another_machine(learner.source, record.version)
+    gpus = torch.device("cuda", 4), torch.device("cuda", 6)
+    receiver = ParcelReceiver(SPECS, Placement(devices=gpus, fetched_to=CPU), wire, HashStore())
+    joined: list[GroupPlace] = []
+
+    @contextmanager
+    def use(_: LinkPool, rendezvous: WireRendezvous, place: GroupPlace, abandoned: Event) -> Iterator[Link]:
+        joined.append(place)
+        raise WireError("there are no such GPUs")
+        yield
+
+    monkeypatch.setattr(LinkPool, "use", use)
+    groups = tuple(ParcelGroup(parcel=number, group=f"{number}", members=("me",), base=-1) for number in range(2))
+    begin = PushBegin(fence=1, generation=1, members=("me",), groups=groups, backend="gloo", transfer_bytes=1 << 20)
+    with pytest.raises(WireError, match="there are no such GPUs"):
+        receiver.receive(receiver.expect_from_learner(record, source), begin, "me", Event())
+    assert {place.group: place.device for place in joined} == {"0": gpus[0], "1": gpus[1]}
+
+
+def _on_another_machine(source: PackedSource, version: int) -> PackedSource:
+    return replace(source, versions={version: tuple(replace(each, address="") for each in source.versions[version])})
 
 
 def test_what_it_has_stays_as_it_is_until_it_lets_go(learner: Learner, wire: WireConfig) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from async_rl.protocols import Board, Member
 from async_rl.transport.sending.membership import Membership
+from async_rl.transport.wire.gpus import backend_among
 
 
 class Listing:
@@ -77,3 +78,10 @@ async def test_who_fails_again_rests_whatever_it_says(membership: Membership, li
     assert await membership.members_behind(7) == []
     listing.serves(6)
     assert await membership.members_behind(7) == []
+
+
+async def test_a_push_over_nccl_needs_every_gpu_of_every_worker(listing: Listing, membership: Membership) -> None:
+    for gpus, backend in (((), "gloo"), (("GPU-1",), "nccl"), (("GPU-1", "GPU-2"), "nccl"), (("GPU-1", "GPU-0"), "gloo")):
+        listing.member = replace(listing.member, gpus=gpus)
+        await membership.members_behind(5)
+        assert backend_among(["GPU-0", *membership.gpus_of(["w"])]) == backend

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 
 import pytest
 import torch
 
-from async_rl.transport.wire.shared_memory import MappedMemory, ParcelMemory
+from async_rl.transport.wire.shared_memory import MappedMemories, MappedMemory, ParcelMemory
 
 CPU = torch.device("cpu")
 
@@ -16,7 +17,7 @@ CPU = torch.device("cpu")
 def test_a_reader_sees_the_bytes_and_keeps_them() -> None:
     memory = ParcelMemory(4096, CPU, shared=True)
     memory.data[:] = torch.arange(4096, dtype=torch.int64).to(torch.uint8)
-    reader = MappedMemory.open(memory.address, 4096, CPU)
+    reader = MappedMemory.open(memory.address, 4096, [CPU])
     assert reader is not None
     assert reader.lock_shared()
     assert not memory.lock_exclusively(), "it has a reader"
@@ -28,12 +29,38 @@ def test_a_reader_sees_the_bytes_and_keeps_them() -> None:
     assert reader.lock_shared()
 
 
+def test_what_a_reader_has_mapped_can_be_opened_from_it_after_the_owner_has_ended() -> None:
+    memory = ParcelMemory(64, CPU, shared=True)
+    memory.data[:] = 7
+    reader = MappedMemory.open(memory.address, 64, [CPU])
+    assert reader is not None
+    address = memory.address
+    del memory
+    assert MappedMemory.open(address, 64, [CPU]) is None
+    again = MappedMemory.open(reader.own_address, 64, [CPU])
+    assert again is not None
+    assert again.data.tolist() == [7] * 64
+
+
+def test_memories_stay_mapped_until_their_owner_gives_them_up() -> None:
+    memory, mapped = ParcelMemory(64, CPU, shared=True), MappedMemories([CPU])
+    first = mapped.open(memory.address, 64)
+    assert first is not None
+    assert mapped.open(memory.address, 64) is first
+    address, gone = memory.address, weakref.ref(first)
+    del memory, first
+    mapped.drop_ended()
+    assert gone() is None
+    assert mapped.open(address, 64) is None
+    assert mapped.open("", 64) is None
+
+
 def test_what_is_not_offered_is_not_opened() -> None:
     assert ParcelMemory(64, CPU, shared=False).address == ""
     memory = ParcelMemory(64, CPU, shared=True)
-    assert MappedMemory.open(memory.address, 65, CPU) is None, "another size"
-    assert MappedMemory.open("/proc/self/exe", 64, CPU) is None, "no memory of ours"
-    assert MappedMemory.open(f"/proc/{os.getpid()}/fd/4093", 64, CPU) is None, "nothing there"
+    assert MappedMemory.open(memory.address, 65, [CPU]) is None, "another size"
+    assert MappedMemory.open("/proc/self/exe", 64, [CPU]) is None, "no memory of ours"
+    assert MappedMemory.open(f"/proc/{os.getpid()}/fd/4093", 64, [CPU]) is None, "nothing there"
 
 
 @pytest.mark.parametrize("card", ["", "{}", json.dumps({"handle": 5}), None])
@@ -44,6 +71,6 @@ def test_memory_of_another_gpu_or_of_nothing_known_is_not_opened(card: str | Non
     fd = os.memfd_create("async-rl-gpu-weights", os.MFD_CLOEXEC)
     try:
         os.write(fd, card.encode())
-        assert MappedMemory.open(f"/proc/{os.getpid()}/fd/{fd}", 64, CPU) is None
+        assert MappedMemory.open(f"/proc/{os.getpid()}/fd/{fd}", 64, [CPU]) is None
     finally:
         os.close(fd)

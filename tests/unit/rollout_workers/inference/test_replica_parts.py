@@ -21,16 +21,20 @@ from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
+from async_rl.transport.plan import Box, plan_layout
+from async_rl.transport.receiving.placement import Placement
+from async_rl.transport.receiving.received_weights import ReceivedWeights
+from async_rl.transport.wire.shared_memory import ParcelMemory
 from async_rl.types import Completion, StopReason, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.generation import resolve
 from rollout_workers.inference.open_engine import reads_in_place, worker_gpus
 from rollout_workers.inference.replicas import EngineFleet
-from rollout_workers.inference.replicas.frames import Generate, RequestDone, SocketPipe, StepOrder, Submit
+from rollout_workers.inference.replicas.frames import Generate, RequestDone, SharedParcels, SocketPipe, StepOrder, Submit
 from rollout_workers.inference.replicas.lockstep import LockstepCore, follow
 from rollout_workers.inference.replicas.routing import SLACK, Router
-from rollout_workers.inference.replicas.shared_weights import SharedWeights
-from rollout_workers.inference.rollout_engine import fetched_to
+from rollout_workers.inference.replicas.shared_weights import SharedVersion, SharedWeights, WeightReader
+from rollout_workers.inference.rollout_engine import placement_of
 
 CPU = torch.device("cpu")
 TOKENIZER_CONFIG = CharacterTokenizer(alphabet="abc")
@@ -131,7 +135,18 @@ def test_weights_that_such_an_engine_cannot_read_in_place_come_to_host_memory() 
         engine = MegatronEngine(
             SHAPE, TOKENIZER, WorkerConfig(), GenerationArgs(), device=gpu, seed=1, dtype=torch.bfloat16, in_place=in_place
         )
-        assert fetched_to(engine) == memory
+        assert placement_of(engine).memory_of(0) == memory
+
+
+def test_engines_of_several_gpus_receive_weights_there() -> None:
+    gpus = [torch.device("cuda", number) for number in (2, 3, 2, 3)]  # two engines that share two GPUs
+    for parcels, memory in ((4, (gpus[0], gpus[1])), (0, (CPU,))):
+        engines = EngineFleet(
+            SHAPE, TOKENIZER, TOKENIZER_CONFIG, WorkerConfig(engines=2, tensor=2), GenerationArgs(),
+            devices=gpus, seed=0, environment={}, dtype=torch.bfloat16, parcels=parcels,
+        )  # fmt: skip
+        assert placement_of(engines) == Placement(devices=memory, is_shared=True)
+        assert engines.device == memory[0]
 
 
 def test_a_worker_started_alone_begins_at_the_first_gpu() -> None:
@@ -185,14 +200,55 @@ def test_messages_arrive_as_they_were_sent() -> None:
     assert arrived.stop_reason is StopReason.STOP
 
 
-def test_shared_weights_are_seen_by_all_who_hold_them() -> None:
-    specs = [ParameterSpec(name="a", shape=(3,), dtype="bfloat16"), ParameterSpec(name="b", shape=(2, 5), dtype="float32")]
-    ours = SharedWeights(specs)
-    theirs = SharedWeights(specs, ours.fd)
-    given = {"a": torch.arange(3).bfloat16(), "b": torch.randn(2, 5)}
-    ours.write(given)
-    assert all(torch.equal(theirs.tensors[name], tensor) for name, tensor in given.items())
-    ours.close()
+SPECS = [ParameterSpec(name="a", shape=(3,), dtype="bfloat16"), ParameterSpec(name="b", shape=(6, 5), dtype="float32")]
+GIVEN = {"a": torch.arange(3).bfloat16(), "b": torch.randn(6, 5)}
+
+
+class Received:
+    """`GIVEN` in two parcels; other processes can open the second only if `all_shared`."""
+
+    def __init__(self, *, all_shared: bool) -> None:
+        matrix = Box.whole(SPECS[1])
+        layout = plan_layout(SPECS, {0: [Box.whole(SPECS[0]), matrix.cut(0, 3)], 1: [matrix.cut(3, 6)]})
+        self.memories = [
+            ParcelMemory(parcel.num_bytes, CPU, shared=all_shared or not number) for number, parcel in enumerate(layout.parcels)
+        ]
+        for memory, parcel in zip(self.memories, layout.parcels, strict=True):
+            for each in parcel.slices:
+                rows = GIVEN[each.box.name][each.box.start[0] :][: each.box.rows].contiguous()
+                memory.data[each.offset : each.offset + each.num_bytes] = rows.view(torch.uint8).flatten()
+        self.weights = ReceivedWeights(
+            layout, [each.data for each in self.memories], addresses=[each.address for each in self.memories]
+        )
+
+
+def opened(shared: SharedWeights, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Read what a rank reads."""
+    layout, addresses = shared.describe(weights)
+    return SharedVersion(SharedParcels(layout=layout.to_json(), addresses=addresses), WeightReader(CPU))()
+
+
+def test_ranks_read_the_weights_of_their_worker() -> None:
+    shared, partly, wholly = SharedWeights(SPECS), Received(all_shared=False), Received(all_shared=True)
+    for weights in (GIVEN, partly.weights, wholly.weights):
+        found = opened(shared, weights)
+        assert set(found) == set(GIVEN)
+        assert all(torch.equal(found[name], tensor) for name, tensor in GIVEN.items())
+    shared.close()
+
+
+def test_received_weights_are_read_where_they_lie() -> None:
+    received, shared = Received(all_shared=True), SharedWeights(SPECS)
+    found = opened(shared, received.weights)
+    received.weights["a"][:] = 7
+    assert found["a"].tolist() == [7, 7, 7]
+
+
+def test_weights_that_a_rank_cannot_open_end_it_with_the_way_out() -> None:
+    layout, _ = SharedWeights(SPECS).describe(Received(all_shared=True).weights)
+    told = SharedParcels(layout=layout.to_json(), addresses=["/proc/1/fd/4093", "/proc/1/fd/4094"])
+    with pytest.raises(ServiceStopped, match=r"cannot open the weights .*/proc/1/fd/4093.*wire\.shared_memory: false"):
+        SharedVersion(told, WeightReader(CPU))()
 
 
 # -- who must agree ---------------------------------------------------------------------------------------------------------
@@ -210,7 +266,7 @@ def test_a_rank_that_came_to_other_tokens_stops_before_it_computes_with_them() -
         orders.send(StepOrder(state=0))
         try:
             with pytest.raises(ServiceStopped, match="other tokens"):
-                follow(core, SocketPipe(follower), {})
+                follow(core, SocketPipe(follower), WeightReader(CPU))
             assert core.metrics.steps == 0
         finally:
             core.close()
