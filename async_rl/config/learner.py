@@ -286,7 +286,7 @@ class WireConfig(Section):
     dtype: Literal["model", "bfloat16"] = "model"
     """Precision of weights on the wire; `model` is the learner's. Workers convert them to their engine's precision."""
     shared_memory: bool = True
-    """Hand weights to processes of the same machine in shared memory, or a GPU's, instead of over a socket."""
+    """Let processes of the same machine read weights in place (shared memory, CUDA IPC), instead of sending them."""
     bucket_mb: PositiveFloat = 16.0
     """Maximum size of one transfer, in MB. It must complete within `operation_timeout_s`."""
     deltas: Literal["auto", "always", "off"] = "auto"

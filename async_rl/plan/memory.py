@@ -15,7 +15,7 @@ from async_rl.megatron.parameters.table import VALUE_HEAD, table
 from async_rl.models.shape import ModelShape
 from async_rl.plan.activations import BUFFERS, FLOAT, Activations, Compute, activations
 from async_rl.plan.parameters import MOMENTS, held_by_stages
-from async_rl.plan.worker import EngineMemory, engine_memory, parcels_on_gpus
+from async_rl.plan.worker import EngineMemory, engine_memory, num_parcels_on_gpus
 
 BFLOAT16 = 2
 RECEIVED = "received weights"
@@ -210,7 +210,7 @@ def _engine(config: Config, shape: ModelShape) -> EngineMemory:
         element=_default_bytes(config),
         running=running,
         on_cpu=config.device == "cpu",
-        parcels=parcels_on_gpus(config),
+        num_parcels=num_parcels_on_gpus(config),
     )
 
 

@@ -14,6 +14,8 @@ from async_rl.plan.activations import FLOAT
 
 CONTEXT_BYTES = 2**30
 """What a process takes from a GPU besides its tensors: CUDA's context, libraries' workspaces, gaps between allocations."""
+ASSEMBLED_BYTES = 2**30
+"""Parameters that are assembled from several parcels before they are copied, up to one more (transport/bulk_copy.py)."""
 MOST_ON_CPU = 2**30
 """The largest cache that `auto` makes on a CPU, where it is written at the start and the rest of the machine is in use."""
 
@@ -27,8 +29,8 @@ class EngineMemory:
     """Bytes of one layer of one step."""
     logits: int
     received: int
-    """What a swap needs: a second copy of the weights, and of several GPUs the parcels that this one receives; 0 where weights
-    are read in place, or in the host's memory.
+    """During a swap: the parcels that this GPU receives, or its part of weights that come from host memory; 0 where they are
+    read in place, or on a CPU.
     """
     sequence: int
     """The smallest KV cache: one sequence of the model's positions."""
@@ -46,16 +48,12 @@ def engine_memory(
     running: int,
     on_cpu: bool,
     in_place: bool = False,
-    parcels: int = 0,
+    num_parcels: int = 0,
 ) -> EngineMemory:
     """`element`: bytes of a weight; `running`: generations that are decoded at once, at most worker.max_running; `in_place`:
-    whether new weights are read where a learner on the same GPU packed them; `parcels`: those of a version, one for each rank
-    of the learner, which engines of several GPUs receive there (0: in the host's memory).
+    whether new weights are read where a learner on the same GPU packed them; `num_parcels`: see num_parcels_on_gpus.
     """
     weights = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
-    gpus = worker.engines * worker.tensor
-    # every rank brings its parts to its own memory, from where the parcels lie, which take the GPUs in turn
-    own_parcels = sum(prod(row.shape) for row in table(shape)) * -(-parcels // gpus) / parcels if parcels and gpus > 1 else 0
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
     widest = max(5 * max(shape.ffn, shape.shared_ffn) / worker.tensor, _of_experts(shape))
@@ -64,16 +62,28 @@ def engine_memory(
         weights=round(element * weights),
         activations=round(tokens * element * (2 * shape.hidden + widest)),
         logits=round(running * shape.vocab_size * (element + 4 * FLOAT)),
-        received=0 if on_cpu or in_place else round(element * (weights + own_parcels)),
+        received=0 if on_cpu or in_place else round(_received(shape, worker, num_parcels, element) or element * weights),
         sequence=blocks * worker.kv_block_tokens * token_bytes(shape, worker, element),
     )
 
 
-def parcels_on_gpus(config: Config) -> int:
-    """Return of how many parcels a version consists that engines of several GPUs receive there; 0: they come to host memory,
-    because processes of a worker may not share a GPU's memory (`wire.shared_memory`).
+def num_parcels_on_gpus(config: Config) -> int:
+    """Return the number of parcels of a version that engines of several GPUs receive on these; 0: in host memory, because
+    `wire.shared_memory` is off.
     """
     return config.learner.parallel.ranks if config.wire.shared_memory else 0
+
+
+def _received(shape: ModelShape, worker: WorkerConfig, num_parcels: int, element: int) -> float:
+    """Return the bytes that one of a worker's several GPUs receives, parcels that take the GPUs in turn, and of parameters that
+    it assembles from several; 0 for a single GPU, or if host memory receives them.
+    """
+    gpus = worker.engines * worker.tensor
+    if gpus == 1 or not num_parcels:
+        return 0
+    sizes = [element * prod(row.shape) for row in table(shape)]
+    assembled = min(sum(sizes), ASSEMBLED_BYTES + max(sizes)) if num_parcels > 1 else 0
+    return sum(sizes) * -(-num_parcels // gpus) / num_parcels + assembled
 
 
 def _of_experts(shape: ModelShape) -> int:

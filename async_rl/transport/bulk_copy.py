@@ -11,14 +11,14 @@ _AT_ONCE = 1 << 30
 """Bytes of sources after which copying begins: a source may be made for the copy alone."""
 
 
-def copy_all(places: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
-    """Copy each source into its place, converting dtypes.
+def copy_all(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy into each place its source, converting dtypes.
 
     On a GPU, tensors that agree in dtypes and are contiguous share kernels; the others have one each.
     """
     alike: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
     num_bytes = 0
-    for place, source in zip(places, sources, strict=True):
+    for place, source in copies:
         is_plain = place.is_contiguous() and source.is_contiguous() and place.device == source.device
         into, out_of = alike[place.dtype, source.dtype, is_plain]
         into.append(place)

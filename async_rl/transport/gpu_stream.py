@@ -32,7 +32,8 @@ def transport_stream(device: torch.device) -> Generator[None]:
     with _OPENING:
         if (stream := _STREAMS.get(device)) is None:
             stream = _STREAMS[device] = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    # The device first: the thread's may be another, on which torch would make a context when it returns to its stream.
+    with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
         queued_so_far(device)()
 

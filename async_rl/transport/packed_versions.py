@@ -56,7 +56,7 @@ class PackedVersions:
             for other in self._versions.keys() - set(keep):
                 self._free.append(self._versions.pop(other).memory)
         memory = self._take_free_memory()
-        copy_all(self._slices_of(memory), self._held_parts(held))
+        copy_all(zip(self._slices_of(memory), self._held_parts(held), strict=True))
         memory.unlock()
         self._versions[version] = _Packed(memory=memory, wait=queued_so_far(self._device))
 

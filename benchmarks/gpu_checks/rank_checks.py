@@ -96,7 +96,7 @@ async def _serve(pipe: Connection, device: torch.device, wire: WireConfig) -> No
     worker = WorkerConfig(engines=ENGINES, kv_cache_gb=0.1)
     async with EngineFleet(
         SMALL, open_tokenizer(TOKENIZER), TOKENIZER, worker, DEFAULTS,
-        devices=[device] * ENGINES, seed=7, environment=os.environ, parcels=1,
+        devices=[device] * ENGINES, seed=7, environment=os.environ, num_parcels=1,
     ) as engines:  # fmt: skip
         board, gpus = PipeBoard(pipe), gpus_of(engines.placement.devices)
         member = Member(id="worker", host="localhost", version=-1, device=str(engines.device), gpus=gpus)

@@ -12,10 +12,10 @@ from async_rl.plan.worker import auto_cache_on_cpu, auto_cache_on_gpu, engine_me
 
 
 def cache_gb(
-    worker: WorkerConfig, shape: ModelShape, *, device: torch.device, element: int, in_place: bool = False, parcels: int = 0
+    worker: WorkerConfig, shape: ModelShape, *, device: torch.device, element: int, in_place: bool = False, num_parcels: int = 0
 ) -> float:
     """Return the GB of the cache; `auto` is decided from what is free now, so the engine must have its weights. `in_place`: see
-    open_engine.reads_in_place. `parcels`: see engine_memory.
+    open_engine.reads_in_place. `num_parcels`: see engine_memory.
 
     Ranks of an engine agree on the least memory among theirs. Raises ConfigError if it has no room for one sequence.
     """
@@ -23,7 +23,7 @@ def cache_gb(
         return worker.kv_cache_gb
     on_cpu = device.type == "cpu"
     needs = engine_memory(
-        shape, worker, element=element, running=worker.max_running, on_cpu=on_cpu, in_place=in_place, parcels=parcels
+        shape, worker, element=element, running=worker.max_running, on_cpu=on_cpu, in_place=in_place, num_parcels=num_parcels
     )
     if on_cpu:
         return auto_cache_on_cpu(shape, worker, needs, element) / 2**30

@@ -27,6 +27,7 @@ from async_rl.models.engine_limits import uses_cuda_graphs
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
+from async_rl.transport.receiving.received_weights import ReceivedWeights
 from rollout_workers.inference.cache_size import cache_gb
 from rollout_workers.inference.generation import Generation
 from rollout_workers.inference.rollout_engine import EngineMetrics
@@ -53,10 +54,10 @@ class EngineCore:
         seed: int,
         layer_spec: LayerSpec,
         in_place: bool = False,
-        parcels: int = 0,
+        num_parcels: int = 0,
     ) -> None:
         """`in_place`: new weights are read where a learner on the same GPU packed them, so no copy of them needs room.
-        `parcels`: see engine_memory.
+        `num_parcels`: see engine_memory.
         """
         parallel.initialize(device=device, tensor=worker.tensor, expert=worker.expert)
         has_graphs = uses_cuda_graphs(
@@ -92,7 +93,9 @@ class EngineCore:
             shape,
             self._sampler,
             EngineSettings(
-                kv_cache_gb=cache_gb(worker, shape, device=device, element=dtype.itemsize, in_place=in_place, parcels=parcels),
+                kv_cache_gb=cache_gb(
+                    worker, shape, device=device, element=dtype.itemsize, in_place=in_place, num_parcels=num_parcels
+                ),
                 block_tokens=worker.kv_block_tokens,
                 max_requests=worker.max_running,
                 prompt_tokens_per_step=worker.prompt_tokens_per_step,
@@ -144,8 +147,14 @@ class EngineCore:
             del self._sampler.running[generation.id]
 
     def begin_stage(self, weights: OpenWeights) -> Future[Mapping[str, Tensor]]:
-        """Bring this rank's parts of full parameters to its device, on a thread, beside decoding. `swap` takes the result."""
-        return start_daemon_thread(lambda: self._loader.stage(weights(), self._device), name="weight-stage")
+        """Open full parameters and bring this rank's parts from host memory to its GPU, on a thread, beside decoding. On GPUs
+        they stay where they are. `swap` takes the result.
+        """
+        return start_daemon_thread(lambda: self._staged(weights()), name="weight-stage")
+
+    def _staged(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        are_on_gpus = isinstance(weights, ReceivedWeights) and weights.are_on_gpus
+        return weights if are_on_gpus else self._loader.stage(weights, self._device)
 
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Load other weights. Running generations continue, with their KV cache or recomputed (`worker.kv_on_swap`)."""

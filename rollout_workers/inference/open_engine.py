@@ -13,7 +13,7 @@ from async_rl.imports.references import load_reference
 from async_rl.launch.commands import WORKER_INDEX, environment
 from async_rl.megatron.parallel import resolve_device, resolve_dtype
 from async_rl.models.shape import ModelShape
-from async_rl.plan.worker import parcels_on_gpus
+from async_rl.plan.worker import num_parcels_on_gpus
 from async_rl.protocols import Tokenizer
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.interface import returns_of
@@ -55,7 +55,7 @@ def open_engine(
             folder=config.run_folder if config.run_folder.is_dir() else None,
             layer_spec=layer_spec,
             work_limit_s=config.supervision.work_limit_s,
-            parcels=parcels_on_gpus(config) if kind == "cuda" else 0,
+            num_parcels=num_parcels_on_gpus(config) if kind == "cuda" else 0,
         )
     setup = EngineSetup(
         shape=shape,

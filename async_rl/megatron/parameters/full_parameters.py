@@ -39,16 +39,36 @@ def padded_vocab(shape: ModelShape, tensor_ranks: int) -> int:
 
 def slice_for(full: Tensor, split: Split, rank: int, ranks: int) -> Tensor:
     """The slice of a full parameter on tensor rank `rank` of `ranks`."""
+    views = _views_for(full, split, rank, ranks)
+    if split is Split.VOCABULARY and (missing := -(-len(full) // ranks) - sum(map(len, views))):
+        views.append(full.new_zeros(missing, *full.shape[1:]))
+    return views[0] if len(views) == 1 else torch.cat(views)
+
+
+def copies_for(place: Tensor, full: Tensor, split: Split, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the copies, each a place and its source, that fill `place` with the slice of a rank, without memory where the full
+    parameter is. Rows that pad a vocabulary become 0.
+    """
+    views, first = _views_for(full, split, rank, ranks), 0
+    if len(views) == 1 and len(views[0]) == len(place):
+        yield place, views[0]
+        return
+    for view in views:
+        yield place[first : first + len(view)], view
+        first += len(view)
+    place[first:].zero_()
+
+
+def _views_for(full: Tensor, split: Split, rank: int, ranks: int) -> list[Tensor]:
+    """Views of a full parameter that are the rank's slice one below the other, without the rows that pad a vocabulary."""
     if split is Split.WHOLE or ranks == 1:
-        return full
+        return [full]
     if split is Split.COLUMNS:
-        return full.chunk(ranks, dim=1)[rank]
+        return [full.chunk(ranks, dim=1)[rank]]
     if split is Split.GATED:
-        gate, up = full.chunk(2)
-        return torch.cat([gate.chunk(ranks)[rank], up.chunk(ranks)[rank]])
-    if split is Split.VOCABULARY and (missing := -len(full) % ranks):
-        full = torch.cat([full, full.new_zeros(missing, *full.shape[1:])])
-    return full.chunk(ranks)[rank]
+        return [half.chunk(ranks)[rank] for half in full.chunk(2)]
+    rows = -(-len(full) // ranks)
+    return [full[rank * rows : (rank + 1) * rows]]
 
 
 def join(slices: list[Tensor], split: Split, shape: tuple[int, ...]) -> Tensor:
@@ -163,10 +183,16 @@ class FullParameterLoader:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy full parameters, or this rank's parts that were staged, into the model in place."""
-        if not isinstance(tensors, RankParts):
+        is_staged = isinstance(tensors, RankParts)
+        if not is_staged:
             check_complete(self._shape, tensors)
+        rank, ranks = tensor_rank()
         with torch.no_grad():
-            copy_all((own for _, own in self._targets), (part for _, part in self._parts(tensors)))
+            copy_all(
+                copy
+                for row, own in self._targets
+                for copy in copies_for(own, tensors[row.name], Split.WHOLE if is_staged else row.split, rank, ranks)
+            )
 
     def stage(self, tensors: Mapping[str, Tensor], device: torch.device) -> Mapping[str, Tensor]:
         """Copy this rank's parts from host memory to its GPU, for `load`; blocks. On a CPU they are where they are needed.
@@ -177,18 +203,13 @@ class FullParameterLoader:
             return tensors
         check_complete(self._shape, tensors)
         with transport_stream(device):
-            for name, part in self._parts(tensors):
-                if name not in self._staged:
-                    self._staged[name] = torch.empty_like(part, device=device)
-                self._staged[name].copy_(part, non_blocking=True)  # leaving the stream's context waits for all
+            for row, own in self._targets:
+                full = tensors[row.name]
+                if row.name not in self._staged:
+                    self._staged[row.name] = torch.empty(own.shape, dtype=full.dtype, device=device)
+                for place, view in copies_for(self._staged[row.name], full, row.split, *tensor_rank()):
+                    place.copy_(view, non_blocking=True)  # leaving the stream's context waits for all
         return self._staged
-
-    def _parts(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        rank, ranks = tensor_rank()
-        if isinstance(tensors, RankParts) or ranks == 1:
-            yield from ((row.name, tensors[row.name]) for row, _ in self._targets)
-        else:
-            yield from ((row.name, slice_for(tensors[row.name], row.split, rank, ranks)) for row, _ in self._targets)
 
 
 def check_complete(shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:

@@ -240,8 +240,11 @@ class ParcelReceiver:
         spare = self._buffers.pop(number, None)
         if spare is not None and len(spare.data) == num_bytes and spare.data.device.type == device.type:
             return spare  # others are from another learner, with other parcels
-        with transport_stream(device):  # to whose memory it returns
-            return ParcelMemory(num_bytes, device, shared=self._placement.is_shared)
+        try:
+            with transport_stream(device):  # to whose memory it returns
+                return ParcelMemory(num_bytes, device, shared=self._placement.is_shared)
+        except torch.OutOfMemoryError as error:
+            raise WireError(f"{device} has no room for parcel {number} ({num_bytes / 2**30:.2f} GB)") from error
 
 
 def _fetch(fetch_parcel: FetchParcel, number: int, data: torch.Tensor, on_received: OnReceived) -> None:

@@ -35,6 +35,10 @@ class ReceivedWeights(StoredWeights):
         }
 
     @property
+    def are_on_gpus(self) -> bool:
+        return all(parcel.device.type == "cuda" for parcel in self._parcels)
+
+    @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
         return self.layout.sizes
 

@@ -1,7 +1,7 @@
 """Shares a GPU's memory with other processes of the machine, with CUDA IPC handles serialized as JSON.
 
-The handles come from torch, which does not reuse the memory while another process has it open. Nothing here orders reads and
-writes: the owner has finished writing when it publishes the address, and readers hold a lock (shared_memory.py).
+The handles come from torch. Nothing here orders reads and writes, or keeps the owner from freeing the memory: it has finished
+writing when it tells the address, and its readers hold a lock (shared_memory.py), or have not answered yet.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict
 
 from async_rl.transport.wire.gpus import gpu_of
 
+_NO_COUNTER = b"/async-rl-counts-no-readers"
+"""Name of a file that does not exist: torch subtracts a reader there when the memory is closed, and ignores that it cannot."""
+
 
 class _CudaHandle(BaseModel):
     """Everything another process needs to open the memory."""
@@ -23,8 +26,6 @@ class _CudaHandle(BaseModel):
     handle: Base64Bytes
     num_bytes: int
     offset: int
-    counter: Base64Bytes
-    counter_offset: int
     event: Base64Bytes
     wait_for_event: bool
 
@@ -33,8 +34,9 @@ def describe(data: torch.Tensor) -> bytes:
     """A handle to the memory, as JSON. Raises RuntimeError where the system cannot share a GPU's memory."""
     storage: Any = data.untyped_storage()  # torch's stubs leave these methods out
     _, handle, num_bytes, offset, counter, counter_offset, event, wait_for_event = storage._share_cuda_()
-    fields = {"handle": handle, "num_bytes": num_bytes, "offset": offset, "counter": counter}
-    fields |= {"counter_offset": counter_offset, "event": event, "wait_for_event": wait_for_event}
+    # torch counts one reader from here on, and never frees memory that none or several have opened
+    storage._release_ipc_counter_cuda(counter, counter_offset)
+    fields = {"handle": handle, "num_bytes": num_bytes, "offset": offset, "event": event, "wait_for_event": wait_for_event}
     return _CudaHandle.model_construct(gpu=gpu_of(data.device), **fields).model_dump_json().encode()
 
 
@@ -50,6 +52,6 @@ def open_handle(handle: bytes, devices: Iterable[torch.device]) -> torch.Tensor 
     kind: Any = torch.UntypedStorage
     number = torch.cuda.current_device() if device == torch.device("cuda") else device.index
     storage = kind._new_shared_cuda(
-        number, told.handle, told.num_bytes, told.offset, told.counter, told.counter_offset, told.event, told.wait_for_event
+        number, told.handle, told.num_bytes, told.offset, _NO_COUNTER, 0, told.event, told.wait_for_event
     )
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -2,8 +2,8 @@
 worker's.
 
 On a CPU it is a memfd, which other processes open through /proc/PID/fd: it has no name that could be left behind, and is freed
-with the last process that has it open. Readers hold a shared flock; the owner writes only under an exclusive one. The kernel
-releases the locks of processes that died. For a GPU's memory such a file holds the CUDA IPC handle, and serves as its lock.
+with the last process that has it open. A sender's readers hold a shared flock, and it writes only under an exclusive one; the
+kernel releases the locks of processes that died. For a GPU's memory such a file holds the CUDA IPC handle, and is its lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -79,10 +79,12 @@ class MappedMemory:
             if kind not in (_ON_HOST, _ON_GPU):
                 return None
             fd = os.open(address, os.O_RDONLY | os.O_CLOEXEC)
-            data = _mapped(fd, num_bytes) if kind == _ON_HOST else _on_gpu(fd, num_bytes, devices)
-            if data is not None:
-                return cls(address, fd, data)
-            os.close(fd)
+            with ExitStack() as unless_opened:
+                unless_opened.callback(os.close, fd)
+                data = _mapped(fd, num_bytes) if kind == _ON_HOST else _on_gpu(fd, num_bytes, devices)
+                if data is not None:
+                    unless_opened.pop_all()
+                    return cls(address, fd, data)
         return None
 
     @property
@@ -104,7 +106,10 @@ class MappedMemory:
 
 
 class MappedMemories:
-    """Memories that stay mapped from version to version: their owners use the same ones in turn."""
+    """Memories that stay mapped from version to version: their owners use the same ones in turn.
+
+    A GPU's is opened anew: it would not be free before all processes that have it open have closed it.
+    """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
         self._devices = tuple(devices)
@@ -115,7 +120,7 @@ class MappedMemories:
         memory = self._known.get(address)
         if memory is None or not memory.is_current:
             memory = MappedMemory.open(address, num_bytes, self._devices) if address else None
-        if memory is not None:
+        if memory is not None and memory.data.device.type == "cpu":
             self._known[address] = memory
         return memory
 

@@ -64,15 +64,15 @@ class EngineFleet(Inference):
         dtype: torch.dtype | None = None,
         layer_spec: LayerSpec = "local",
         work_limit_s: float = 0.0,
-        parcels: int = 0,
+        num_parcels: int = 0,
     ) -> None:
         """`devices`: one for each rank, engine by engine. `environment` is that of the rank processes; in `folder` they
-        find each other, unset means the system's temporary folder. `parcels`: of a version, which are received on the
-        devices; 0: weights come to GPUs by way of host memory.
+        find each other, unset means the system's temporary folder. `num_parcels`: parcels of a version that are received
+        on the devices; 0: in host memory.
         """
         check_worker_ranks(shape, worker.tensor, worker.expert)
         self.tokenizer = tokenizer
-        self.placement = Placement(devices=tuple(dict.fromkeys(devices)) if parcels else (host.HOST,), is_shared=True)
+        self.placement = Placement(devices=tuple(devices) if num_parcels else (host.HOST,), is_shared=True)
         self.device = self.placement.devices[0]
         self.kernel = ""
         """Name of the attention kernel used for decoding."""
@@ -93,7 +93,7 @@ class EngineFleet(Inference):
             worker=worker,
             layer_spec=layer_spec,
             work_limit_s=work_limit_s,
-            parcels=parcels,
+            num_parcels=num_parcels,
         )
         self._ids = itertools.count()
         self._router = Router(replicas=worker.engines, block_tokens=worker.kv_block_tokens)

@@ -41,7 +41,7 @@ class SharedParcels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWeights:
-    """Serve a version from the worker's memory, which is overwritten once this is answered."""
+    """Serve a version from the worker's memory, which may be overwritten once this is answered."""
 
     id: int
     version: int

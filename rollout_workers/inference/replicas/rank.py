@@ -66,7 +66,7 @@ def _core(setup: RankSetup, orders: SocketPipe) -> LockstepCore:
             dtype=setup.torch_dtype,
             seed=setup.seed,
             layer_spec=setup.layer_spec,
-            parcels=setup.parcels,
+            num_parcels=setup.num_parcels,
         )
     except ConfigError:
         orders.receive()  # rank 0 fails alike; wait until it has reported to the worker
@@ -85,7 +85,7 @@ async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[Sock
         seed=setup.seed,
         dtype=setup.torch_dtype,
         layer_spec=setup.layer_spec,
-        core=partial(LeadingCore, followers, parcels=setup.parcels),
+        core=partial(LeadingCore, followers, num_parcels=setup.num_parcels),
     )
     try:
         async with engine:

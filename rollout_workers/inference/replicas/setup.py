@@ -28,8 +28,8 @@ class RankSetup(Section):
     """File of the store over which the ranks find each other."""
     work_limit_s: float
     """As supervision.work_limit_s."""
-    parcels: int
-    """How many parcels of a version the engines' GPUs receive; 0: none."""
+    num_parcels: int
+    """Parcels of a version that the engines' GPUs receive; 0: host memory receives them."""
 
     @property
     def torch_device(self) -> torch.device:

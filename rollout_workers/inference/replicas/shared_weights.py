@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 
 import torch
 from torch import Tensor
@@ -37,14 +36,14 @@ class SharedWeights:
             return tensors.layout, tensors.addresses
         layout = plan_layout(self._specs, {0: [Box.whole(spec) for spec in self._specs]})
         (parcel,) = layout.parcels
-        if self._copy is None:
-            self._copy = ParcelMemory(parcel.num_bytes, _HOST, shared=True)
-            if not self._copy.address:
-                gb = parcel.num_bytes / 2**30
-                raise ServiceStopped(f"the host has no room for {gb:.1f} GB of weights, which the ranks of engines read")
-        for name, place in ReceivedWeights(layout, [self._copy.data]).items():
+        copy = self._copy if self._copy is not None else ParcelMemory(parcel.num_bytes, _HOST, shared=True)
+        if not copy.address:
+            gb = parcel.num_bytes / 2**30
+            raise ServiceStopped(f"the host has no room for {gb:.1f} GB of weights, which the ranks of engines read")
+        self._copy = copy
+        for name, place in ReceivedWeights(layout, [copy.data]).items():
             place.copy_(tensors[name])
-        return layout, (self._copy.address,)
+        return layout, (copy.address,)
 
     def close(self) -> None:
         self._copy = None
@@ -58,25 +57,24 @@ class WeightReader:
         gpus = torch.cuda.device_count() if device.type == "cuda" else 0
         self._mapped = MappedMemories(torch.device("cuda", number) for number in range(gpus))
         self._layout: WireLayout | None = None
-        self._reading = Lock()
 
     def open(self, told: SharedParcels) -> ReceivedWeights:
-        """Open a version's parcels. Raises ServiceStopped when this process cannot."""
-        with self._reading:
-            if told.layout:
-                self._layout = WireLayout.from_json(told.layout)
-            assert self._layout is not None, "the first version comes with its layout"
-            self._mapped.drop_ended()
-            parcels: list[Tensor] = []
-            for address, parcel in zip(told.addresses, self._layout.parcels, strict=True):
-                memory = self._mapped.open(address, parcel.num_bytes)
-                if memory is None:
-                    raise ServiceStopped(
-                        f"a rank of an engine cannot open the weights that its worker received ({address}); with "
-                        "wire.shared_memory: false they come to GPUs by way of host memory"
-                    )
-                parcels.append(memory.data)
-            return ReceivedWeights(self._layout, parcels, device=self._device)
+        """Open a version's parcels; one call at a time. Raises ServiceStopped when this process cannot."""
+        if told.layout:
+            self._layout = WireLayout.from_json(told.layout)
+        assert self._layout is not None, "the first version comes with its layout"
+        self._mapped.drop_ended()
+        parcels: list[Tensor] = []
+        for address, parcel in zip(told.addresses, self._layout.parcels, strict=True):
+            memory = self._mapped.open(address, parcel.num_bytes)
+            if memory is None:
+                raise ServiceStopped(
+                    f"a rank of an engine cannot open the weights that its worker received ({address}); with "
+                    "wire.shared_memory: false they come to GPUs by way of host memory"
+                )
+            parcels.append(memory.data)
+        weights = ReceivedWeights(self._layout, parcels, device=self._device)
+        return weights if weights.are_on_gpus else ReceivedWeights(self._layout, parcels)
 
 
 @dataclass(frozen=True, slots=True)

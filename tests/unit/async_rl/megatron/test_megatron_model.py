@@ -14,6 +14,7 @@ from async_rl.megatron.parameters.full_parameters import (
     FullParameterLoader,
     RankParts,
     Split,
+    copies_for,
     held_boxes,
     join,
     load_full,
@@ -130,7 +131,7 @@ def test_a_model_is_loaded_again_and_again_in_place() -> None:
         assert all(torch.equal(loaded[name], tensor + number) for name, tensor in full.items())
     with pytest.raises(ValueError, match="do not fit the model"):
         loader.load({name: tensor for name, tensor in full.items() if tensor.dim() == 2})
-    assert loader.stage(full, torch.device("cpu")) is full, "on a CPU the parts are where they are needed"
+    assert loader.stage(full, CPU) is full, "on a CPU the parts are where they are needed"
     loader.load(RankParts(full))
     restored = gather_full(live, SHAPE)
     assert restored is not None
@@ -170,6 +171,12 @@ def test_slices_join_to_the_whole(split: Split, ranks: int) -> None:
     full = torch.arange(19 * 8 if vocabulary else 16 * 8).view(-1, 8)
     slices = [slice_for(full, split, rank, ranks) for rank in range(ranks)]
     assert len({part.shape for part in slices}) == 1
+    for rank, part in enumerate(slices):
+        place = torch.full_like(part, -1)
+        for into, view in copies_for(place, full, split, rank, ranks):
+            assert view.untyped_storage().data_ptr() == full.untyped_storage().data_ptr(), "nothing is made for the copy"
+            into.copy_(view)
+        assert torch.equal(place, part)
     assert torch.equal(join(slices, split, tuple(full.shape)), full)
 
 

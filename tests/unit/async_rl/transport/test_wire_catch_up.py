@@ -21,6 +21,7 @@ from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport.messages import ParcelGroup, PushBegin
 from async_rl.transport.packed_source import PackedSource
 from async_rl.transport.plan import Box, plan_layout
+from async_rl.transport.receiving import parcel_receiver
 from async_rl.transport.receiving.catch_up import CatchUp
 from async_rl.transport.receiving.parcel_receiver import ParcelReceiver
 from async_rl.transport.receiving.placement import Placement
@@ -129,6 +130,17 @@ def test_what_cannot_be_read_in_place_comes_to_host_memory_where_the_gpu_has_no_
         found, way = replace(worker, snapshots=None if known is not None else learner.snapshots).fetch(record, known, Event())
         assert way == expected
         assert all(torch.equal(found.weights[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_a_gpu_without_room_is_no_reason_to_end(learner: Learner, wire: WireConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    record = learner.pack()
+    source = _on_another_machine(learner.source, record.version)
+    monkeypatch.setattr(parcel_receiver, "ParcelMemory", full)
+    with pytest.raises(WireError, match=r"the learner: cpu has no room for parcel 0 \(0\.00 GB\)"):
+        catch_up(wire).fetch(record, source, Event())
 
 
 def test_other_processes_of_the_worker_can_open_what_it_received(learner: Learner, wire: WireConfig) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from async_rl.transport.wire import cuda_ipc, shared_memory
 from async_rl.transport.wire.shared_memory import MappedMemories, MappedMemory, ParcelMemory
 
 CPU = torch.device("cpu")
@@ -55,6 +57,25 @@ def test_memories_stay_mapped_until_their_owner_gives_them_up() -> None:
     assert mapped.open("", 64) is None
 
 
+def test_a_gpus_memory_is_opened_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it would not be free once its owner has freed it. There is no GPU here: its memory is that of a meta tensor."""
+    monkeypatch.setattr(shared_memory, "_mapped", lambda *_: torch.empty(64, dtype=torch.uint8, device="meta"))
+    memory, mapped = ParcelMemory(64, CPU, shared=True), MappedMemories([CPU])
+    first = mapped.open(memory.address, 64)
+    assert first is not None
+    assert mapped.open(memory.address, 64) not in (None, first)
+
+
+def test_torch_is_not_left_to_count_the_readers_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep memory that none or several have opened."""
+    storage = Mock()
+    storage._share_cuda_.return_value = (0, b"handle", 64, 0, b"counter", 5, b"event", True)
+    monkeypatch.setattr(cuda_ipc, "gpu_of", lambda _: "GPU-1")
+    told = json.loads(cuda_ipc.describe(Mock(untyped_storage=lambda: storage)))
+    storage._release_ipc_counter_cuda.assert_called_once_with(b"counter", 5)
+    assert not any("counter" in name for name in told)
+
+
 def test_what_is_not_offered_is_not_opened() -> None:
     assert ParcelMemory(64, CPU, shared=False).address == ""
     memory = ParcelMemory(64, CPU, shared=True)
@@ -66,8 +87,7 @@ def test_what_is_not_offered_is_not_opened() -> None:
 @pytest.mark.parametrize("card", ["", "{}", json.dumps({"handle": 5}), None])
 def test_memory_of_another_gpu_or_of_nothing_known_is_not_opened(card: str | None) -> None:
     if card is None:
-        fields = {"gpu": "GPU-1", "handle": "", "num_bytes": 64, "offset": 0, "counter": ""}
-        card = json.dumps(fields | {"counter_offset": 0, "event": "", "wait_for_event": False})
+        card = json.dumps({"gpu": "GPU-1", "handle": "", "num_bytes": 64, "offset": 0, "event": "", "wait_for_event": False})
     fd = os.memfd_create("async-rl-gpu-weights", os.MFD_CLOEXEC)
     try:
         os.write(fd, card.encode())

@@ -139,11 +139,11 @@ def test_weights_that_such_an_engine_cannot_read_in_place_come_to_host_memory() 
 
 
 def test_engines_of_several_gpus_receive_weights_there() -> None:
-    gpus = [torch.device("cuda", number) for number in (2, 3, 2, 3)]  # two engines that share two GPUs
-    for parcels, memory in ((4, (gpus[0], gpus[1])), (0, (CPU,))):
+    gpus = tuple(torch.device("cuda", number) for number in range(2, 6))
+    for num_parcels, memory in ((4, gpus), (0, (CPU,))):
         engines = EngineFleet(
             SHAPE, TOKENIZER, TOKENIZER_CONFIG, WorkerConfig(engines=2, tensor=2), GenerationArgs(),
-            devices=gpus, seed=0, environment={}, dtype=torch.bfloat16, parcels=parcels,
+            devices=gpus, seed=0, environment={}, dtype=torch.bfloat16, num_parcels=num_parcels,
         )  # fmt: skip
         assert placement_of(engines) == Placement(devices=memory, is_shared=True)
         assert engines.device == memory[0]
