@@ -27,8 +27,14 @@ PACKAGES = (
     "transformer-engine",
     "flash-attn",
     "flash-attn-4",
+    "nvidia-cublas",
     "nvidia-cudnn-cu13",
     "nvidia-nccl-cu13",
+    "redis",
+    "msgpack",
+    "aiohttp",
+    "pydantic",
+    "safetensors",
 )
 TELLING = ("CUDA_", "NCCL_", "NVTE_", "OMP_", "PYTORCH_", "TORCH_", "TRITON_")
 """Beginnings of the environment variables that change what is measured."""

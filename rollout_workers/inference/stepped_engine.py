@@ -61,7 +61,7 @@ class SteppedCore(Protocol):
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None: ...
 
     def step(self) -> None:
-        """Sample one token for every running generation, and deliver the completions of those that end."""
+        """Sample one token for every running generation, and deliver the completions of those that end. Only if `can_step`."""
         ...
 
     def close(self) -> None: ...
@@ -246,7 +246,8 @@ class SteppedEngine(Inference):
     @working("an engine step")
     def _step(self, core: SteppedCore) -> None:
         self._is_step_queued = False
-        core.step()
+        if core.can_step:  # or all were cancelled since it was queued
+            core.step()
 
     def _retire(self) -> None:
         if self._core is not None:

@@ -147,8 +147,6 @@ class HuggingFaceCore:
 
     @torch.inference_mode()
     def step(self) -> None:
-        if not self.can_step:  # all were cancelled since the step was queued
-            return
         # Counted first: completions are delivered within the step, and their receiver may read the metrics.
         self._steps += 1
         start = self._sampler.step_began = time.perf_counter()

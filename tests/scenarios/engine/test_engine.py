@@ -245,6 +245,23 @@ async def test_cancelled_generations_give_their_place_back(engine: MakeEngine) -
         assert running.metrics.steps == before.steps + 1
 
 
+async def test_a_step_that_was_queued_for_a_cancelled_generation_is_left_out(engine: MakeEngine) -> None:
+    gate = Gate(after=1)
+    async with engine(tokenizer=gate) as running:
+        await running.swap(0, weights(1))
+        only = asyncio.ensure_future(running.generate("abc", GenerationArgs(max_tokens=1)))
+        await gate.reached.wait()  # what comes now is done after this step, with which the generation ends
+        gone = asyncio.ensure_future(running.generate("xyz"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        gate.open()
+        await only
+        await running.swap(1, weights(2))  # behind all that is queued
+        assert running.metrics.steps == 1
+        assert len((await running.generate("xyz", GenerationArgs(max_tokens=2))).token_ids) == 2
+
+
 async def test_more_requests_than_cache_are_queued_paused_and_finished_exactly(engine: MakeEngine) -> None:
     """Room for about two sequences: requests wait, are pushed out in the middle and taken in again."""
     asked = prompts(24)

@@ -181,6 +181,7 @@ def the_timeline_shows_what_blocks_and_zooms(opened: OpenPage) -> None:
 
 def assert_zooms(page: Page) -> None:
     """By dragging; out again by a key, and to the whole run by another."""
+    page.locator(".timeline .axis").hover()  # waits until nothing moves it any more
     box = page.locator(".timeline .over").bounding_box()
     assert box is not None
     y, asks = box["y"] + 5, re.compile(r"/api/lanes\?since=\d+&until=\d+")
