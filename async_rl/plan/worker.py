@@ -14,8 +14,8 @@ from async_rl.plan.activations import FLOAT
 
 CONTEXT_BYTES = 2**30
 """What a process takes from a GPU besides its tensors: CUDA's context, libraries' workspaces, gaps between allocations."""
-ASSEMBLED_BYTES = 2**30
-"""Parameters that are assembled from several parcels before they are copied, up to one more (transport/bulk_copy.py)."""
+ASSEMBLED_BYTES = 2**28
+"""A rank's part of parameters that are assembled from several parcels before they are copied (transport/bulk_copy.py)."""
 MOST_ON_CPU = 2**30
 """The largest cache that `auto` makes on a CPU, where it is written at the start and the rest of the machine is in use."""
 
@@ -54,6 +54,7 @@ def engine_memory(
     whether new weights are read where a learner on the same GPU packed them; `num_parcels`: see num_parcels_on_gpus.
     """
     weights = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
+    received = _received(shape, worker, num_parcels, element)
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
     widest = max(5 * max(shape.ffn, shape.shared_ffn) / worker.tensor, _of_experts(shape))
@@ -62,7 +63,7 @@ def engine_memory(
         weights=round(element * weights),
         activations=round(tokens * element * (2 * shape.hidden + widest)),
         logits=round(running * shape.vocab_size * (element + 4 * FLOAT)),
-        received=0 if on_cpu or in_place else round(_received(shape, worker, num_parcels, element) or element * weights),
+        received=0 if on_cpu or in_place else round(element * weights) if received is None else received,
         sequence=blocks * worker.kv_block_tokens * token_bytes(shape, worker, element),
     )
 
@@ -74,16 +75,16 @@ def num_parcels_on_gpus(config: Config) -> int:
     return config.learner.parallel.ranks if config.wire.shared_memory else 0
 
 
-def _received(shape: ModelShape, worker: WorkerConfig, num_parcels: int, element: int) -> float:
-    """Return the bytes that one of a worker's several GPUs receives, parcels that take the GPUs in turn, and of parameters that
-    it assembles from several; 0 for a single GPU, or if host memory receives them.
+def _received(shape: ModelShape, worker: WorkerConfig, num_parcels: int, element: int) -> int | None:
+    """Return the bytes of the parcels that one of a worker's several GPUs receives, and of the parameters that are assembled
+    there; None for a single GPU, or if host memory receives them.
     """
     gpus = worker.engines * worker.tensor
     if gpus == 1 or not num_parcels:
-        return 0
+        return None
     sizes = [element * prod(row.shape) for row in table(shape)]
-    assembled = min(sum(sizes), ASSEMBLED_BYTES + max(sizes)) if num_parcels > 1 else 0
-    return sum(sizes) * -(-num_parcels // gpus) / num_parcels + assembled
+    assembled = min(sum(sizes), worker.tensor * ASSEMBLED_BYTES + max(sizes)) if num_parcels > 1 else 0
+    return round(sum(sizes) * -(-num_parcels // gpus) / num_parcels) + assembled
 
 
 def _of_experts(shape: ModelShape) -> int:

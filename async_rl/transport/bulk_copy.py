@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-_AT_ONCE = 1 << 30
-"""Bytes of sources after which copying begins: a source may be made for the copy alone."""
+_AT_ONCE = 1 << 28
+"""Bytes of sources after which copying begins: a source, or what it is a view of, may be made for the copy alone."""
 
 
 def copy_all(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

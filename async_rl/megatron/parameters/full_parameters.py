@@ -202,12 +202,13 @@ class FullParameterLoader:
         if device.type == "cpu":
             return tensors
         check_complete(self._shape, tensors)
+        rank, ranks = tensor_rank()
         with transport_stream(device):
             for row, own in self._targets:
                 full = tensors[row.name]
                 if row.name not in self._staged:
                     self._staged[row.name] = torch.empty(own.shape, dtype=full.dtype, device=device)
-                for place, view in copies_for(self._staged[row.name], full, row.split, *tensor_rank()):
+                for place, view in copies_for(self._staged[row.name], full, row.split, rank, ranks):
                     place.copy_(view, non_blocking=True)  # leaving the stream's context waits for all
         return self._staged
 

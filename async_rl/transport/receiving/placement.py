@@ -10,7 +10,7 @@ import torch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     devices: tuple[torch.device, ...]
-    """They take parcels in turn, so that no GPU of an engine of several holds a whole model."""
+    """They take parcels in turn: a learner of several ranks sends no GPU of several a whole model."""
     fetched_to: torch.device | None = None
     """Memory for parcels that cannot be read in place; None: the device's, as always over NCCL, which moves no other."""
     is_shared: bool = False

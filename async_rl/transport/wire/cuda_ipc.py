@@ -1,7 +1,8 @@
 """Shares a GPU's memory with other processes of the machine, with CUDA IPC handles serialized as JSON.
 
 The handles come from torch. Nothing here orders reads and writes, or keeps the owner from freeing the memory: it has finished
-writing when it tells the address, and its readers hold a lock (shared_memory.py), or have not answered yet.
+writing when it tells the address. A sender's readers hold a lock (shared_memory.py); ranks of engines are done when they have
+answered their worker.
 """
 
 from __future__ import annotations

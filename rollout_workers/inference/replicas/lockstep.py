@@ -102,6 +102,7 @@ def follow(core: LockstepCore, leader: SocketPipe, reader: WeightReader) -> None
             case Swap():
                 with suppress(ValueError):  # rank 0 refuses the same, and says so
                     core.swap(order.version, staging.result())
+                staging = Future()  # or it would keep the worker's memory
                 leader.send(WeightsLoaded())
             case StepOrder():
                 if order.state != core.state():

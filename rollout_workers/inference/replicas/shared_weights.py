@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from async_rl.transport.wire.shared_memory import MappedMemories, ParcelMemory
 from rollout_workers.inference.replicas.frames import SharedParcels
 
 _HOST = torch.device("cpu")
+
+log = structlog.get_logger("rollout_workers.inference")
 
 
 class SharedWeights:
@@ -36,6 +39,8 @@ class SharedWeights:
             return tensors.layout, tensors.addresses
         layout = plan_layout(self._specs, {0: [Box.whole(spec) for spec in self._specs]})
         (parcel,) = layout.parcels
+        if isinstance(tensors, ReceivedWeights) and tensors.are_on_gpus and self._copy is None:
+            log.warning("ranks cannot open what was received on GPUs: wire.shared_memory: false saves its memory there")
         copy = self._copy if self._copy is not None else ParcelMemory(parcel.num_bytes, _HOST, shared=True)
         if not copy.address:
             gb = parcel.num_bytes / 2**30
@@ -73,8 +78,8 @@ class WeightReader:
                     "wire.shared_memory: false they come to GPUs by way of host memory"
                 )
             parcels.append(memory.data)
-        weights = ReceivedWeights(self._layout, parcels, device=self._device)
-        return weights if weights.are_on_gpus else ReceivedWeights(self._layout, parcels)
+        are_on_gpus = all(parcel.is_cuda for parcel in parcels)
+        return ReceivedWeights(self._layout, parcels, device=self._device if are_on_gpus else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,9 @@ def test_engines_of_several_gpus_receive_there(engines: int, tensor: int, learne
     whole, there, on_host = (memory_plan(each, QWEN3_4B).engine for each in (config(), run, by_host))
     assert whole is not None
     assert there is not None
-    assembled = GB + 2 * QWEN3_4B.vocab_size * QWEN3_4B.hidden if engines * tensor > 1 and learner_ranks > 1 else 0
+    assembled = (
+        tensor * GB // 4 + 2 * QWEN3_4B.vocab_size * QWEN3_4B.hidden if engines * tensor > 1 and learner_ranks > 1 else 0
+    )
     assert there.received == pytest.approx(wholes * whole.weights + assembled)
     assert on_host is not None
     assert on_host.received == on_host.weights, "each rank's part is brought to its GPU"
