@@ -18,6 +18,9 @@ from async_rl.transport.wire.gpus import gpu_of
 _NO_COUNTER = b"/async-rl-counts-no-readers"
 """Name of a file that does not exist: torch subtracts a reader there when the memory is closed, and ignores that it cannot."""
 
+_NO_EVENT = b""
+"""The event of the memory's first writes would be opened each time, and never closed."""
+
 
 class _CudaHandle(BaseModel):
     """Everything another process needs to open the memory."""
@@ -27,18 +30,16 @@ class _CudaHandle(BaseModel):
     handle: Base64Bytes
     num_bytes: int
     offset: int
-    event: Base64Bytes
-    wait_for_event: bool
 
 
 def describe(data: torch.Tensor) -> bytes:
     """A handle to the memory, as JSON. Raises RuntimeError where the system cannot share a GPU's memory."""
     storage: Any = data.untyped_storage()  # torch's stubs leave these methods out
-    _, handle, num_bytes, offset, counter, counter_offset, event, wait_for_event = storage._share_cuda_()
+    _, handle, num_bytes, offset, counter, counter_offset, *_ = storage._share_cuda_()
     # torch counts one reader from here on, and never frees memory that none or several have opened
     storage._release_ipc_counter_cuda(counter, counter_offset)
-    fields = {"handle": handle, "num_bytes": num_bytes, "offset": offset, "event": event, "wait_for_event": wait_for_event}
-    return _CudaHandle.model_construct(gpu=gpu_of(data.device), **fields).model_dump_json().encode()
+    told = _CudaHandle.model_construct(gpu=gpu_of(data.device), handle=handle, num_bytes=num_bytes, offset=offset)
+    return told.model_dump_json().encode()
 
 
 def open_handle(handle: bytes, devices: Iterable[torch.device]) -> torch.Tensor | None:
@@ -52,7 +53,5 @@ def open_handle(handle: bytes, devices: Iterable[torch.device]) -> torch.Tensor 
     torch.cuda.init()
     kind: Any = torch.UntypedStorage
     number = torch.cuda.current_device() if device == torch.device("cuda") else device.index
-    storage = kind._new_shared_cuda(
-        number, told.handle, told.num_bytes, told.offset, _NO_COUNTER, 0, told.event, told.wait_for_event
-    )
+    storage = kind._new_shared_cuda(number, told.handle, told.num_bytes, told.offset, _NO_COUNTER, 0, _NO_EVENT, False)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

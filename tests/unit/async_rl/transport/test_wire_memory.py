@@ -87,7 +87,7 @@ def test_what_is_not_offered_is_not_opened() -> None:
 @pytest.mark.parametrize("card", ["", "{}", json.dumps({"handle": 5}), None])
 def test_memory_of_another_gpu_or_of_nothing_known_is_not_opened(card: str | None) -> None:
     if card is None:
-        card = json.dumps({"gpu": "GPU-1", "handle": "", "num_bytes": 64, "offset": 0, "event": "", "wait_for_event": False})
+        card = json.dumps({"gpu": "GPU-1", "handle": "", "num_bytes": 64, "offset": 0})
     fd = os.memfd_create("async-rl-gpu-weights", os.MFD_CLOEXEC)
     try:
         os.write(fd, card.encode())
