@@ -110,13 +110,17 @@ def _check_header(payload: bytes | memoryview) -> tuple[int, int]:
 # -- schema 2 -------------------------------------------------------------------------------------------------------
 def _columns(samples: list[Sample]) -> list[Any]:
     for sample in samples:
-        if not sample.token_ids.shape == sample.logprobs.shape == sample.loss_mask.shape == (len(sample),):
-            raise BadPayload("the arrays of a sample differ in length")
+        _check_lengths(sample)
     return [
         *[np.ascontiguousarray(sample.token_ids, _TOKEN_ID) for sample in samples],
         *[np.ascontiguousarray(sample.logprobs, _LOGPROB) for sample in samples],
         *[np.ascontiguousarray(sample.loss_mask, _MASK) for sample in samples],
     ]
+
+
+def _check_lengths(sample: Sample) -> None:
+    if not sample.token_ids.shape == sample.logprobs.shape == sample.loss_mask.shape == (len(sample),):
+        raise BadPayload("the arrays of a sample differ in length")
 
 
 def _read_schema_2(payload: bytes | memoryview, *, is_compressed: bool) -> RolloutGroup:
@@ -177,12 +181,14 @@ def _read_schema_1(payload: bytes | memoryview) -> RolloutGroup:
 
 def _read_whole_sample(value: MsgpackValue) -> Sample:
     token_ids, loss_mask, logprobs, spans = read_fields(value, "a sample", bytes, bytes, bytes, list)
-    return Sample(
+    sample = Sample(
         token_ids=np.frombuffer(token_ids, _TOKEN_ID),
         loss_mask=np.frombuffer(loss_mask, _MASK),
         logprobs=np.frombuffer(logprobs, _LOGPROB),
         versions=read_spans(spans),
     )
+    _check_lengths(sample)
+    return sample
 
 
 _READERS: Mapping[tuple[int, int], Callable[[bytes | memoryview], RolloutGroup]] = {

@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 from dataclasses import replace
 
+import msgpack
 import numpy as np
 import pytest
 import zstandard
@@ -270,6 +271,16 @@ def test_a_group_of_the_previous_schema_is_read():
     )
     assert plain(decode(SCHEMA_1)) == plain(expected)
     assert plain(decode(encode(expected))) == plain(expected)
+
+
+def test_arrays_of_the_previous_schema_that_differ_in_length_are_refused():
+    records = msgpack.unpackb(SCHEMA_1[20:])
+    sample = records[2][0][0][0]
+    for shortened in range(3):
+        arrays = [each[:-4] if number == shortened else each for number, each in enumerate(sample[:3])]
+        records[2][0][0][0] = [*arrays, *sample[3:]]
+        with pytest.raises(BadPayload, match="differ in length"):
+            decode(sealed(msgpack.packb(records), schema=1))
 
 
 def test_damaged_groups_of_the_previous_schema_are_refused_or_read_but_never_crash():
