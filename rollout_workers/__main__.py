@@ -28,27 +28,25 @@ from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
 from async_rl.launch.commands import HAS_JOINED
 from async_rl.launch.package_guard import guard
-from async_rl.megatron.parallel import resolve_device, resolve_dtype
-from async_rl.megatron.parameters.full_parameters import specs
+from async_rl.megatron.parallel import resolve_device
 from async_rl.models.from_config import model_shape
-from async_rl.protocols import Board, Member
+from async_rl.protocols import Board
 from async_rl.recording.clocks import boot_id
 from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, work_limit
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
-from async_rl.transport.receiving.receiver import WeightReceiver
-from async_rl.transport.wire.gpus import gpu_name, gpus_of
+from async_rl.transport.wire.gpus import gpu_name
 from async_rl.transport.wire.rendezvous import WIRE_STORE
 from buffer import open_buffer_and_board, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.open_engine import open_engine
-from rollout_workers.inference.rollout_engine import placement_of
 from rollout_workers.limits.concurrency import load_of
 from rollout_workers.policies import open_policies
+from rollout_workers.weight_receiver import weight_receiver
 from rollout_workers.worker import Worker
 from rollout_workers.worker_parts import WorkerParts
 
@@ -104,14 +102,7 @@ async def work(config: Config) -> None:
             keeps_dropped=config.recording.wants_dropped,
         )
         worker = Worker(parts)
-        placement = placement_of(engine)
-        gpus, device = gpus_of(placement.devices), str(engine.device)
-        member = Member(id=name, host=socket.gethostname(), version=-1, device=device, gpus=gpus)
-        store, lease_s, snapshots = stores.open(WIRE_STORE), config.leases.member_s, config.snapshot_folder
-        wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
-        receiver = WeightReceiver(
-            board, store, member, wanted, config.wire, lease_s=lease_s, snapshots=snapshots, placement=placement
-        )
+        receiver = weight_receiver(config, board, stores.open(WIRE_STORE), engine, shape, name=name)
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
             began = time.monotonic()

@@ -54,16 +54,16 @@ def engine_memory(
     whether new weights are read where a learner on the same GPU packed them; `num_parcels`: see num_parcels_on_gpus.
     """
     weights = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
-    received = _received(shape, worker, num_parcels, element)
+    own_part = round(element * weights)
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
     widest = max(5 * max(shape.ffn, shape.shared_ffn) / worker.tensor, _of_experts(shape))
     blocks = -(-shape.context_tokens // worker.kv_block_tokens) + 2
     return EngineMemory(
-        weights=round(element * weights),
+        weights=own_part,
         activations=round(tokens * element * (2 * shape.hidden + widest)),
         logits=round(running * shape.vocab_size * (element + 4 * FLOAT)),
-        received=0 if on_cpu or in_place else round(element * weights) if received is None else received,
+        received=0 if on_cpu or in_place else _received(shape, worker, num_parcels, element, own_part),
         sequence=blocks * worker.kv_block_tokens * token_bytes(shape, worker, element),
     )
 
@@ -75,13 +75,13 @@ def num_parcels_on_gpus(config: Config) -> int:
     return config.learner.parallel.ranks if config.wire.shared_memory else 0
 
 
-def _received(shape: ModelShape, worker: WorkerConfig, num_parcels: int, element: int) -> int | None:
+def _received(shape: ModelShape, worker: WorkerConfig, num_parcels: int, element: int, own_part: int) -> int:
     """Return the bytes of the parcels that one of a worker's several GPUs receives, and of the parameters that are assembled
-    there; None for a single GPU, or if host memory receives them.
+    there; `own_part`, those of its part of the weights, for a single GPU, or if host memory receives them.
     """
     gpus = worker.engines * worker.tensor
     if gpus == 1 or not num_parcels:
-        return None
+        return own_part
     sizes = [element * prod(row.shape) for row in table(shape)]
     assembled = min(sum(sizes), worker.tensor * ASSEMBLED_BYTES + max(sizes)) if num_parcels > 1 else 0
     return round(sum(sizes) * -(-num_parcels // gpus) / num_parcels) + assembled

@@ -14,16 +14,14 @@ from async_rl.board.inbox import Inbox, post
 from async_rl.board.machines import MACHINES, own_machine
 from async_rl.config import Config
 from async_rl.errors import ServiceStopped
-from async_rl.megatron.parallel import resolve_device, resolve_dtype
-from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.shape import ModelShape
-from async_rl.protocols import Board, Member
+from async_rl.protocols import Board
 from async_rl.supervision import run_with
 from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES
-from async_rl.transport.receiving.receiver import WeightReceiver
-from async_rl.transport.wire.gpus import gpu_name, gpus_of
+from async_rl.transport.wire.gpus import gpu_name
 from async_rl.types import VersionRecord
-from rollout_workers.inference.rollout_engine import RolloutEngine, placement_of
+from rollout_workers.inference.rollout_engine import RolloutEngine
+from rollout_workers.weight_receiver import weight_receiver
 
 
 async def take_version(
@@ -36,27 +34,9 @@ async def take_version(
     at_step: int,
 ) -> VersionRecord:
     """Receive the first version of at least `at_step` optimizer steps; the engine keeps it."""
-    host, placement = socket.gethostname(), placement_of(engine)
-    member = Member(
-        id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}",
-        host=host,
-        version=-1,
-        device=str(engine.device),
-        gpus=gpus_of(placement.devices),
-        is_evaluator=True,
-    )
-    await post(board, MACHINES, own_machine(member.id, gpu_name(engine.device)))
-    wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
-    receiver = WeightReceiver(
-        board,
-        store,
-        member,
-        wanted,
-        config.wire,
-        lease_s=config.leases.member_s,
-        snapshots=config.snapshot_folder,
-        placement=placement,
-    )
+    name = f"{socket.gethostname()}-evaluator-{uuid.uuid4().hex[:6]}"
+    await post(board, MACHINES, own_machine(name, gpu_name(engine.device)))
+    receiver = weight_receiver(config, board, store, engine, shape, name=name, is_evaluator=True)
     taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
 
     async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:

@@ -88,7 +88,7 @@ class LeadingCore(LockstepCore):
 def follow(core: LockstepCore, leader: SocketPipe, reader: WeightReader) -> None:
     """Execute the orders of rank 0 until it closes its socket."""
     running: dict[int, Generation] = {}
-    staging: Future[Mapping[str, Tensor]] = Future()
+    staging: Future[Mapping[str, Tensor]] | None = None
     while (order := leader.receive()) is not None:
         match order:
             case Submit():
@@ -100,9 +100,10 @@ def follow(core: LockstepCore, leader: SocketPipe, reader: WeightReader) -> None
             case StageWeights():
                 staging = core.begin_stage(SharedVersion(order.parcels, reader))
             case Swap():
+                assert staging is not None, "rank 0 stages what it swaps"
                 with suppress(ValueError):  # rank 0 refuses the same, and says so
                     core.swap(order.version, staging.result())
-                staging = Future()  # or it would keep the worker's memory
+                staging = None  # or it would keep the worker's memory
                 leader.send(WeightsLoaded())
             case StepOrder():
                 if order.state != core.state():

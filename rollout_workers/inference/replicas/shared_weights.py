@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from async_rl.errors import ServiceStopped
+from async_rl.megatron import host
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport.plan import Box, WireLayout, plan_layout
 from async_rl.transport.receiving.received_weights import ReceivedWeights
 from async_rl.transport.wire.shared_memory import MappedMemories, ParcelMemory
 from rollout_workers.inference.replicas.frames import SharedParcels
-
-_HOST = torch.device("cpu")
 
 log = structlog.get_logger("rollout_workers.inference")
 
@@ -41,7 +40,7 @@ class SharedWeights:
         (parcel,) = layout.parcels
         if isinstance(tensors, ReceivedWeights) and tensors.are_on_gpus and self._copy is None:
             log.warning("ranks cannot open what was received on GPUs: wire.shared_memory: false saves its memory there")
-        copy = self._copy if self._copy is not None else ParcelMemory(parcel.num_bytes, _HOST, shared=True)
+        copy = self._copy if self._copy is not None else ParcelMemory(parcel.num_bytes, host.HOST, shared=True)
         if not copy.address:
             gb = parcel.num_bytes / 2**30
             raise ServiceStopped(f"the host has no room for {gb:.1f} GB of weights, which the ranks of engines read")

@@ -73,7 +73,8 @@ async def served(running: EngineFleet, version: int) -> None:
     await samples_with(running, weights(version))
 
 
-async def follow_learners(board: StageBoard, running: EngineFleet) -> None:
+async def follow_learners(board: StageBoard, running: EngineFleet) -> list[tuple[int, ...]]:
+    """Serve two versions of each of two learners. Returns for each version the parcels that the worker read in place."""
     inbox = await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
     async with sending(board, OVER_GLOO, weights(0), fence=1) as sender:
         for version in (0, 1):
@@ -87,8 +88,7 @@ async def follow_learners(board: StageBoard, running: EngineFleet) -> None:
             await served(running, version)
             packed, by_rank = inode(await address_of(board, version)), mapped_by_ranks()
             assert [packed in inodes for inodes in by_rank] == [True] * RANKS
-    ready = [message for message in await inbox.read() if isinstance(message, PushReady)]
-    assert [message.by_memory for message in ready] == [(), (), (0,), (0,)]
+    return [message.by_memory for message in await inbox.read() if isinstance(message, PushReady)]
 
 
 async def address_of(board: StageBoard, version: int) -> str:
@@ -105,8 +105,9 @@ async def test_ranks_read_received_weights_in_place(redis_server: str, run_name:
         receiver = WeightReceiver(
             board, board.store, member, running.specs, WireConfig(), lease_s=10.0, placement=placement_of(running)
         )
-        await run_with(
+        in_place = await run_with(
             lambda: follow_learners(board, running),
             weights=lambda: receiver.run(running.swap),
             engine=running.watch,
         )
+    assert in_place == [(), (), (0,), (0,)]
