@@ -121,20 +121,23 @@ class Decoding:
         self.pushes.append(Spell(started, time.perf_counter()))
 
     async def window(self, every_s: float | None) -> float:
-        """Seconds for the work, with a push that often; None without any."""
+        """Seconds for the work, with a push that often; None without any. It is repeated until `pushes` has one."""
         async with asyncio.TaskGroup() as beside:
             pushes = beside.create_task(self._push_on(every_s)) if every_s is not None else None
-            started = time.perf_counter()
-            prompts, args = (
-                ([4 + number % 90] * 8 for number in range(self._work.batch)),
-                GenerationArgs(max_tokens=self._work.tokens),
-            )
-            answers = await asyncio.gather(*(self._engine.generate(prompt, args) for prompt in prompts))
-            seconds = time.perf_counter() - started
+            started, times = time.perf_counter(), 0
+            while times == 0 or (pushes is not None and not self.pushes):
+                await self._decode()
+                times += 1
+            seconds = (time.perf_counter() - started) / times
             if pushes is not None:
                 pushes.cancel()
-        self.versions_seen = max(self.versions_seen, *(_versions_of(answer, self._work.tokens) for answer in answers))
         return seconds
+
+    async def _decode(self) -> None:
+        args = GenerationArgs(max_tokens=self._work.tokens)
+        prompts = ([4 + number % 90] * 8 for number in range(self._work.batch))
+        answers = await asyncio.gather(*(self._engine.generate(prompt, args) for prompt in prompts))
+        self.versions_seen = max(self.versions_seen, *(_versions_of(answer, self._work.tokens) for answer in answers))
 
     async def _push_on(self, every_s: float) -> None:
         await asyncio.sleep(every_s / 2)  # the first steps read the prompts, and take longer
@@ -167,8 +170,6 @@ async def _figures(rounds: int, wire: WireConfig, work: Work) -> dict[str, float
             for spells in (core.steps, core.pauses, decoding.pushes):
                 spells.clear()
             paced_s = await decoding.window(work.every_s)
-            while not decoding.pushes:  # the learner's process was too slow for a push
-                paced_s = await decoding.window(work.every_s)
             during = _during(core.steps, decoding.pushes, core.pauses, work.every_s)
             pauses = [pause.seconds for pause in core.pauses]
             unpaced_s = await decoding.window(0.0)

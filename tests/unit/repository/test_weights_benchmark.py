@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,29 @@ def test_the_quick_run_fills_every_figure(tmp_path: Path) -> None:
         assert found[f"{name}_3_processes"] > 0
     assert found["memory_push_ms_1"] > 0
     assert "a model, not a measurement" in run.stdout
+
+
+SOONER_DONE_THAN_A_PUSH = """
+from async_rl.config import WireConfig
+from weights_parts.in_flight import Work, in_flight_figures
+
+if __name__ == "__main__":
+    print(in_flight_figures(1, WireConfig(deltas="off"), Work(batch=1, tokens=2, every_s=0.6))["push_ms"])
+"""
+
+
+def test_decoding_that_ends_sooner_than_a_push_is_repeated_until_there_was_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SOONER_DONE_THAN_A_PUSH)
+    run = subprocess.run(
+        [sys.executable, script],
+        env=os.environ | {"PYTHONPATH": f"{BENCHMARKS}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout.splitlines()[-1]) > 0
 
 
 def test_a_straight_line_is_found_and_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
