@@ -23,6 +23,10 @@ PREEMPTED = 76
 LEFT_ALONE_S = 60
 """Seconds that the ranks on other nodes get to end by themselves after those on one node ended."""
 
+STABLE_S = 600
+RESTARTS = 3
+"""How many times a job is started anew that was killed within STABLE_S of its start."""
+
 KINDS = ("learner", "worker", "evaluator")
 
 _ONE_PER_NODE = "--ntasks-per-node=1"
@@ -41,13 +45,21 @@ _ABOUT = {
 # The evaluator of run {run}. Before the time limit Slurm sends USR1: it ends and is queued again, as workers are.""",
 }
 
+_KILLED = f"""\
+  137)  # killed: queued again, but not for ever if that comes soon after each start
+    if ((SECONDS >= {STABLE_S} || ${{SLURM_RESTART_COUNT:-0}} < {RESTARTS})); then
+      exec scontrol requeue "$SLURM_JOB_ID"
+    fi ;;"""
+
 _REQUEUED = f"""\
-  {CONTINUES} | {PREEMPTED} | 137 | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # time nearly over, preempted, or killed"""
+  {CONTINUES} | {PREEMPTED} | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # time nearly over, or preempted
+{_KILLED}"""
 
 _AFTER = {
     "learner": f"""\
   {CONTINUES}) exit 0 ;;  # time is nearly over: the next job of the chain goes on
-  {PREEMPTED} | 137 | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # preempted, or killed""",
+  {PREEMPTED} | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # preempted
+{_KILLED}""",
     "worker": _REQUEUED,
     "evaluator": _REQUEUED,
 }

@@ -10,7 +10,7 @@ from async_rl.cli.main import dispatch
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.launch.slurm import fleet, queue
-from async_rl.launch.slurm.scripts import CONTINUES, KINDS, PREEMPTED, partitions_of, scripts
+from async_rl.launch.slurm.scripts import CONTINUES, KINDS, PREEMPTED, RESTARTS, STABLE_S, partitions_of, scripts
 from tests.support.repository import ROOT
 
 
@@ -70,18 +70,37 @@ def test_a_kind_of_gpu_replaces_any_gpu() -> None:
         ("learner", CONTINUES, 0, False),
         ("learner", PREEMPTED, 0, True),
         ("learner", 137, 0, True),
+        ("learner", 138, 0, True),
         ("learner", 12, 12, False),
     ],
 )
 def test_what_a_script_does_with_an_exit_code(tmp_path: Path, kind: str, code: int, exits: int, *, requeues: bool) -> None:
-    for name, text in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" > {tmp_path}/asked')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURM_CPUS_PER_TASK": "1"}
-    done = subprocess.run(["bash", "-c", scripts(config(), on_gpus=())[kind]], env=environment)
-    assert done.returncode == exits
-    asked = tmp_path / "asked"
-    assert (asked.read_text() if asked.exists() else "") == ("requeue 12\n" if requeues else "")
+    assert ended(tmp_path, kind, code) == (exits, requeues)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_is_killed_soon_after_each_start_is_not_queued_for_ever(tmp_path: Path, kind: str) -> None:
+    """A learner that runs out of memory at its first step, say."""
+    assert ended(tmp_path, kind, 137, restarts=RESTARTS - 1) == (0, True)
+    assert ended(tmp_path, kind, 137, restarts=RESTARTS) == (137, False)
+    assert ended(tmp_path, kind, 137, restarts=RESTARTS, ran_s=STABLE_S) == (0, True)
+    assert ended(tmp_path, kind, PREEMPTED, restarts=RESTARTS) == (0, True)
+
+
+def ended(folder: Path, kind: str, code: int, *, restarts: int = 0, ran_s: int = 0) -> tuple[int, bool]:
+    """The exit code of a script whose processes end with `code`, and whether it asked to be queued again."""
+    asked = folder / "asked"
+    asked.unlink(missing_ok=True)
+    for name, text in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" > {asked}')):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURM_CPUS_PER_TASK": "1"}
+    if restarts:
+        environment["SLURM_RESTART_COUNT"] = str(restarts)
+    script = scripts(config(evaluation={"every": 5}), on_gpus=())[kind]
+    done = subprocess.run(["bash", "-c", f"SECONDS={ran_s}\n{script}"], env=environment)
+    assert not asked.exists() or asked.read_text() == "requeue 12\n"
+    return done.returncode, asked.exists()
 
 
 def test_a_dry_run_writes_scripts_and_prints_their_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
