@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from async_rl.config import Config
@@ -11,6 +12,8 @@ from async_rl.config.training import AnyRun
 from async_rl.errors import ConfigError
 from async_rl.plan.memory import AUTO_CACHE, CACHE, RECEIVED, MemoryPlan, Part, total
 from async_rl.plan.worker import CONTEXT_BYTES, auto_cache_on_gpu
+
+MORE_GPUS = "take more GPUs, or larger ones"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +51,24 @@ def _problems(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> Iterator[str]:
             f"and there are {gpus.count}; lower one of them"
         )
         return
+    cached = plan
     if isinstance(config, Config) and plan.has_auto_cache:
         try:
-            plan = with_cache(plan, gpus, config.worker.gpu_share)
+            cached = with_cache(plan, gpus, config.worker.gpu_share)
         except ConfigError as error:
             yield str(error)
             return
-    for gpu, parts in enumerate(placed(plan, gpus)):
-        processes, used = len(parts), sum(total(each) for each in parts.values())
-        needed = used + processes * CONTEXT_BYTES
-        if needed > gpus.gb * 2**30:
+    for gpu, parts in enumerate(placed(cached, gpus)):
+        if (needed := _needed(parts)) > gpus.gb * 2**30:
             names = " and ".join(parts) + (" need" if len(parts) > 1 else " needs")
-            yield f"GPU {gpu} has {gpus.gb:g} GB, and {names} {needed / 2**30:.1f} GB; {_way_out(parts, config)}"
+            ways = _smaller_share(plan, gpus, config) or _way_out(parts, plan, gpus, config)
+            yield f"GPU {gpu} has {gpus.gb:g} GB, and {names} {needed / 2**30:.1f} GB; {ways}"
             return
+
+
+def _needed(parts: Mapping[str, tuple[Part, ...]]) -> int:
+    """Bytes of all processes on a GPU."""
+    return sum(total(each) + CONTEXT_BYTES for each in parts.values())
 
 
 def with_cache(plan: MemoryPlan, gpus: Gpus, share: float) -> MemoryPlan:
@@ -92,10 +100,33 @@ def placed(plan: MemoryPlan, gpus: Gpus) -> list[dict[str, tuple[Part, ...]]]:
     return found
 
 
-def _way_out(parts: dict[str, tuple[Part, ...]], config: AnyRun) -> str:
+def _smaller_share(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> str:
+    """Return the settings with which a smaller `auto` cache makes the run fit; empty if there is none."""
+    if not isinstance(config, Config) or not plan.has_auto_cache:
+        return ""
+    now = config.worker.gpu_share
+    if share := _fitting_share(plan, gpus, below=now):
+        return f"lower worker.gpu_share to {share:g} (now {now:g})"
+    if plan.has_evaluator and (share := _fitting_share(replace(plan, has_evaluator=False), gpus, below=now)):
+        return f"set evaluation.every: 0, and lower worker.gpu_share to {share:g} (now {now:g})"
+    return ""
+
+
+def _fitting_share(plan: MemoryPlan, gpus: Gpus, *, below: float) -> float:
+    """Return the largest `worker.gpu_share`, in steps of 0.01, with which everything fits; 0 if none does."""
+    for percent in range(math.ceil(100 * below) - 1, 0, -1):
+        try:
+            cached = with_cache(plan, gpus, percent / 100)
+        except ConfigError:
+            break
+        if all(_needed(parts) <= gpus.gb * 2**30 for parts in placed(cached, gpus)):
+            return percent / 100
+    return 0.0
+
+
+def _way_out(parts: Mapping[str, tuple[Part, ...]], plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> str:
     """Return the settings that reduce the largest part."""
     owner, largest = max(((owner, part) for owner, each in parts.items() for part in each), key=lambda found: found[1].bytes)
-    learner = config.learner
     if isinstance(config, Config) and owner != "the learner":
         worker = config.worker
         return {
@@ -104,13 +135,27 @@ def _way_out(parts: dict[str, tuple[Part, ...]], config: AnyRun) -> str:
             else f"lower worker.kv_cache_gb (now {worker.kv_cache_gb:g})",
             "activations": f"lower worker.prompt_tokens_per_step (now {worker.prompt_tokens_per_step})",
             "logits": "lower worker.groups_in_flight",
-        }.get(largest.name, f"raise worker.tensor (now {worker.tensor}), and for experts worker.expert (now {worker.expert})")
-    divide = f"raise learner.parallel.tensor (now {learner.parallel.tensor})"
-    if largest.name == "logits":
+        }.get(largest.name, _smaller_engine(config) if gpus.count > 1 else MORE_GPUS)
+    return _smaller_learner(largest.name, config, can_divide=gpus.count > plan.learner_gpus)
+
+
+def _smaller_engine(config: Config) -> str:
+    worker = config.worker
+    return f"raise worker.tensor (now {worker.tensor}), and for experts worker.expert (now {worker.expert})"
+
+
+def _smaller_learner(largest: str, config: AnyRun, *, can_divide: bool) -> str:
+    learner = config.learner
+    if largest == "logits":
         return f"lower learner.logits_gb (now {learner.logits_gb:g})"
-    if largest.name == "activations":
-        smaller_rows = f"lower batch.bin_tokens (now {config.batch.bin_tokens}) or {divide}"
-        return f"set learner.recompute: full, or {smaller_rows}" if learner.recompute != "full" else smaller_rows
-    if largest.name == "optimizer" and not learner.optimizer.offload:
-        return f"set learner.optimizer.offload: true, or {divide} or learner.parallel.processes"
-    return f"{divide} or learner.parallel.pipeline"
+    recompute = ["set learner.recompute: full"] if learner.recompute != "full" else []
+    offload = ["set learner.optimizer.offload: true"] if not learner.optimizer.offload else []
+    ways = {
+        "activations": [*recompute, f"lower batch.bin_tokens (now {config.batch.bin_tokens})"],
+        "optimizer": offload,
+    }.get(largest, [])
+    if can_divide:
+        other = "processes" if largest == "optimizer" else "pipeline"
+        ways = [*ways, f"raise learner.parallel.tensor (now {learner.parallel.tensor}) or learner.parallel.{other}"]
+    adapters = ["train adapters (learner.lora)"] if learner.lora is None else []
+    return ", or ".join(ways or [*recompute, *offload, *adapters] or [MORE_GPUS])

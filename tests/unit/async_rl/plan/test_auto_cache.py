@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -110,10 +111,42 @@ def test_learner_worker_and_evaluator_share_one_gpu(shape: ModelShape, learner: 
     assert problems(memory_plan(run, shape), Gpus(count=1, gb=80), run) == []
 
 
-def test_too_large_a_share_is_named() -> None:
+def test_too_large_a_share_is_named_with_the_one_that_fits() -> None:
+    one_gpu = Gpus(count=1, gb=80)
     run = config(gpu_share=0.6)
-    (shared,) = problems(memory_plan(run, QWEN3_600M), Gpus(count=1, gb=80), run)
-    assert shared.endswith("lower worker.gpu_share (now 0.6)")
+    (shared,) = problems(memory_plan(run, QWEN3_600M), one_gpu, run)
+    fits = float(re.findall(r"; lower worker\.gpu_share to (\S+) \(now 0\.6\)$", shared)[0])
+    run = config(gpu_share=fits)
+    assert problems(memory_plan(run, QWEN3_600M), one_gpu, run) == []
+    run = config(gpu_share=fits + 0.01)
+    assert problems(memory_plan(run, QWEN3_600M), one_gpu, run)
     run = config(gpu_share=0.01)
-    (small,) = problems(memory_plan(run, QWEN3_600M), Gpus(count=1, gb=80), run)
+    (small,) = problems(memory_plan(run, QWEN3_600M), one_gpu, run)
     assert small.startswith("worker.gpu_share: 0.01 of a GPU of 80.0 GB leaves no room")
+
+
+def test_an_evaluator_without_room_is_named() -> None:
+    run = config({"recompute": "full", "optimizer": {"offload": True}}, gpu_share=0.28)
+    (found,) = problems(memory_plan(run, QWEN3_4B), Gpus(count=1, gb=72), run)
+    fits = float(re.findall(r"; set evaluation\.every: 0, and lower worker\.gpu_share to (\S+) \(now 0\.28\)$", found)[0])
+    run = config({"recompute": "full", "optimizer": {"offload": True}}, gpu_share=fits)
+    run = run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"every": 0})})
+    assert problems(memory_plan(run, QWEN3_4B), Gpus(count=1, gb=72), run) == []
+
+
+@pytest.mark.parametrize(
+    ("learner", "way_out"),
+    [
+        ({}, "set learner.optimizer.offload: true"),
+        ({"optimizer": {"offload": True}}, "set learner.recompute: full, or train adapters (learner.lora)"),
+        ({"recompute": "full", "lora": {"rank": 8}, "optimizer": {"offload": True}}, "take more GPUs, or larger ones"),
+    ],
+    ids=["moments", "weights", "nothing is left"],
+)
+def test_on_the_only_gpu_nothing_is_said_of_several(learner: Any, way_out: str) -> None:
+    run = config(learner, kv_cache_gb=1)
+    run = run.model_copy(update={"batch": run.batch.model_copy(update={"bin_tokens": 1536})})
+    (found,) = problems(memory_plan(run, QWEN3_4B), Gpus(count=1, gb=20), run)
+    assert found.endswith(f"; {way_out}")
+    (found,) = problems(memory_plan(run, QWEN3_4B), Gpus(count=4, gb=16), run)
+    assert "raise learner.parallel.tensor (now 1)" in found
