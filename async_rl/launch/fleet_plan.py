@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from async_rl.config import Config
 from async_rl.config.run import Resources
 from async_rl.launch.commands import SCHEDULED, Role
-from async_rl.launch.learner_nodes import learner_sizes, ranks_per_machine
 from async_rl.launch.local import CHECKPOINT_GRACE_S, DRAIN_GRACE_S
+from async_rl.plan.learner_sizes import learner_sizes, ranks_per_machine
 from async_rl.supervision.processes.ranks import RankRange
 
 

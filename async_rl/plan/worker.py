@@ -11,6 +11,7 @@ from async_rl.errors import ConfigError
 from async_rl.megatron.parameters.table import Parameter, Split, table
 from async_rl.models.shape import ModelShape
 from async_rl.plan.activations import FLOAT
+from async_rl.plan.learner_sizes import learner_sizes, ranks_per_machine
 
 CONTEXT_BYTES = 2**30
 """What a process takes from a GPU besides its tensors: CUDA's context, libraries' workspaces, gaps between allocations."""
@@ -69,10 +70,14 @@ def engine_memory(
 
 
 def num_parcels_on_gpus(config: Config) -> int:
-    """Return the number of parcels of a version that engines of several GPUs receive on these; 0: in host memory, because
-    `wire.shared_memory` is off.
+    """Return the number of parcels of a version that engines of several GPUs receive on these; of several numbers, which a
+    learner on fewer machines has, the one with which a GPU receives most. 0: in host memory, as `wire.shared_memory` is off.
     """
-    return config.learner.parallel.ranks if config.wire.shared_memory else 0
+    if not config.wire.shared_memory:
+        return 0
+    gpus = config.worker.engines * config.worker.tensor
+    each = ranks_per_machine(config)
+    return max((nodes * each for nodes in learner_sizes(config)), key=lambda number: -(-number // gpus) / number)
 
 
 def _received(shape: ModelShape, worker: WorkerConfig, num_parcels: int, element: int, own_part: int) -> int:
@@ -115,10 +120,12 @@ def auto_cache_on_gpu(needs: EngineMemory, *, share: float, total: int, free: in
     others = needs.weights + needs.beside_weights + CONTEXT_BYTES
     gb = 2**30
     said_free = f", of which {free / gb:.1f} are free beside its weights," if free is not None else ""
+    by_host = ", or set wire.shared_memory: false, so that new weights come by way of host memory"
     raise ConfigError(
         f"worker.gpu_share: {share:g} of a GPU of {total / gb:.1f} GB{said_free} leaves no room for a KV cache of one sequence "
         f"({needs.sequence / gb:.2f} GB): the engine takes {others / gb:.1f} GB besides; raise it, or lower "
         "worker.max_running, worker.prompt_tokens_per_step or model.max_sequence"
+        f"{by_host if needs.received > needs.weights else ''}"
     )
 
 

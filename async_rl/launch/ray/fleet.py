@@ -19,12 +19,13 @@ from async_rl.config.loading import to_yaml
 from async_rl.config.pretrained import left_to_fetch
 from async_rl.errors import ConfigError
 from async_rl.launch import fleet_plan as plan
-from async_rl.launch.learner_nodes import LearnerNodes, learner_sizes
+from async_rl.launch.learner_nodes import LearnerNodes
 from async_rl.launch.ray.cluster import Actor, ActorLost, Cluster
 from async_rl.launch.ray.desk import Desk, DrainOne, FleetRequest, ProcessRow, Scale, StopAll, desk_name
 from async_rl.launch.ray.gang import LOOK_S, FleetSettings, Gang, starts
 from async_rl.launch.ray.reach import check
 from async_rl.launch.run_supervisor import RunSupervisor, Start
+from async_rl.plan.learner_sizes import learner_sizes
 from async_rl.supervision import drain_on_signals
 
 log = structlog.get_logger("async_rl.fleet")

@@ -12,7 +12,7 @@ from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.launch import fleet_plan
 from async_rl.launch.fleet_plan import GangPlan
-from async_rl.launch.learner_nodes import learner_sizes
+from async_rl.plan.learner_sizes import learner_sizes
 
 CONTINUES = 75
 """Exit code of a process that ended because its job's time is nearly over."""

@@ -6,8 +6,9 @@ from pydantic import ValidationError
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.launch import fleet_plan as plan
-from async_rl.launch.learner_nodes import LearnerNodes, learner_sizes
+from async_rl.launch.learner_nodes import LearnerNodes
 from async_rl.launch.slurm.scripts import scripts
+from async_rl.plan.learner_sizes import learner_sizes
 
 
 def config(parallel: dict[str, int], **launch: object) -> Config:

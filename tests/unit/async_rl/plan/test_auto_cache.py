@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,13 @@ def test_a_share_without_room_for_a_sequence_is_a_mistake() -> None:
         auto_cache_on_gpu(NEEDS, share=0.9, total=80 * GB, free=4 * GB)
 
 
+def test_parcels_larger_than_a_ranks_part_may_come_by_way_of_the_host() -> None:
+    with pytest.raises(ConfigError, match=r"model\.max_sequence, or set wire\.shared_memory: false"):
+        auto_cache_on_gpu(replace(NEEDS, received=20 * GB), share=0.9, total=24 * GB)
+    with pytest.raises(ConfigError, match=r"model\.max_sequence$"):
+        auto_cache_on_gpu(NEEDS, share=0.1, total=24 * GB)
+
+
 def test_on_a_cpu_it_is_the_running_sequences_up_to_a_limit() -> None:
     run = config().worker
     small = ModelShape(
@@ -83,6 +91,17 @@ def test_engines_of_several_gpus_receive_there(engines: int, tensor: int, learne
     assert there.received == pytest.approx(wholes * whole.weights + assembled)
     assert on_host is not None
     assert on_host.received == on_host.weights, "each rank's part is brought to its GPU"
+
+
+@pytest.mark.parametrize(("nodes", "fewest", "wholes"), [(4, 4, 0.25), (4, 3, 1 / 3), (4, 1, 1.0), (3, 2, 0.5)])
+def test_a_learner_that_may_have_fewer_machines_sends_larger_parcels(nodes: int, fewest: int, wholes: float) -> None:
+    run = config({"parallel": {"processes": nodes}}, engines=4)
+    run = run.model_copy(update={"launch": run.launch.model_copy(update={"learner_nodes": nodes, "learner_nodes_min": fewest})})
+    whole, there = (memory_plan(each, QWEN3_4B).engine for each in (config(), run))
+    assert whole is not None
+    assert there is not None
+    assembled = GB // 4 + 2 * QWEN3_4B.vocab_size * QWEN3_4B.hidden if fewest > 1 else 0
+    assert there.received == pytest.approx(wholes * whole.weights + assembled)
 
 
 def test_the_plan_has_the_share() -> None:
