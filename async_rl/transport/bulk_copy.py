@@ -28,6 +28,7 @@ def copy_all(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
             _copy(alike.values())
             alike.clear()
             num_bytes = 0
+            del place, source, into, out_of  # or the next source were made beside these
     _copy(alike.values())
 
 

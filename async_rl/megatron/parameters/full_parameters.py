@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -188,11 +189,11 @@ class FullParameterLoader:
             check_complete(self._shape, tensors)
         rank, ranks = tensor_rank()
         with torch.no_grad():
-            copy_all(
-                copy
+            copies = (
+                copies_for(own, tensors[row.name], Split.WHOLE if is_staged else row.split, rank, ranks)
                 for row, own in self._targets
-                for copy in copies_for(own, tensors[row.name], Split.WHOLE if is_staged else row.split, rank, ranks)
             )
+            copy_all(chain.from_iterable(copies))  # nothing keeps a parameter that was assembled and copied
 
     def stage(self, tensors: Mapping[str, Tensor], device: torch.device) -> Mapping[str, Tensor]:
         """Copy this rank's parts from host memory to its GPU, for `load`; blocks. On a CPU they are where they are needed.

@@ -1,6 +1,8 @@
 """The shared model: packing, log-probabilities, and where the stand-ins for CUDA may be used."""
 
 import itertools
+import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -23,6 +25,7 @@ from async_rl.megatron.parameters.full_parameters import (
     table,
 )
 from async_rl.models.shape import ModelShape
+from async_rl.transport import bulk_copy
 from async_rl.transport.digest import specs_of
 from tests.support.full_parameters import gather_full
 from tests.support.operations import Operations
@@ -137,6 +140,31 @@ def test_a_model_is_loaded_again_and_again_in_place() -> None:
     assert restored is not None
     assert all(torch.equal(restored[name], tensor) for name, tensor in full.items())
     assert addresses == [parameter.data_ptr() for parameter in live.parameters()]
+
+
+class Assembled(dict[str, torch.Tensor]):
+    """Makes a parameter anew whenever it is asked for one, and counts those that live then."""
+
+    def __init__(self, full: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(full)
+        self._made = list[weakref.ref[torch.Tensor]]()
+        self.most = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        made = super().__getitem__(name).clone()
+        self._made.append(weakref.ref(made))
+        self.most = max(self.most, sum(each() is not None for each in self._made))
+        return made
+
+
+def test_parameters_that_are_assembled_do_not_pile_up_while_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = model()
+    full = gather_full(live, SHAPE)
+    assert full is not None
+    monkeypatch.setattr(bulk_copy, "_AT_ONCE", 1)
+    loader, assembled = FullParameterLoader(live, SHAPE), Assembled(full)
+    loader.load(assembled)
+    assert assembled.most == 1
 
 
 def test_what_a_rank_holds_is_what_it_has_now_also_when_asked_again() -> None:
