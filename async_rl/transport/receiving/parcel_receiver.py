@@ -30,7 +30,7 @@ from async_rl.transport.receiving.placement import Placement
 from async_rl.transport.receiving.received_weights import ReceivedWeights
 from async_rl.transport.wire.gpus import takes_turns
 from async_rl.transport.wire.process_group import GroupPlace, LinkPool, OnReceived
-from async_rl.transport.wire.rendezvous import WireRendezvous
+from async_rl.transport.wire.rendezvous import WireRendezvous, as_wire_error
 from async_rl.transport.wire.shared_memory import MappedMemories, MappedMemory, ParcelMemory
 from async_rl.types import VersionRecord
 
@@ -200,8 +200,14 @@ class ParcelReceiver:
     def recycle(self, received: ReceivedVersion) -> None:
         """Return a version's memory once its weights are not read any more."""
         received.expected.unlock()
-        self._buffers = dict(received.own)
-        self._held = received.expected.record
+        layout = self._learner.layout if self._learner is not None else None
+        is_alike = layout is not None and layout.digest == received.expected.layout.digest
+        # A version that another learner packed has other parcels.
+        self._buffers, self._held = (dict(received.own), received.expected.record) if is_alike else ({}, None)
+
+    def free(self) -> None:
+        """Give up the memory that it keeps for the next version."""
+        self._buffers, self._held = {}, None
 
     def close(self) -> None:
         if self._learner is not None:
@@ -214,8 +220,7 @@ class ParcelReceiver:
         self.check_model(source.layout)
         rendezvous = WireRendezvous.facing(source.host, self._store)
         self.close()
-        self._buffers.clear()
-        self._held = None
+        self.free()
         self._learner = _KnownLearner(
             fence=source.fence,
             rendezvous=rendezvous,
@@ -240,15 +245,17 @@ class ParcelReceiver:
         spare = self._buffers.pop(number, None)
         if spare is not None and len(spare.data) == num_bytes and spare.data.device.type == device.type:
             return spare  # others are from another learner, with other parcels
-        try:
-            with transport_stream(device):  # to whose memory it returns
-                return ParcelMemory(num_bytes, device, shared=self._placement.is_shared)
-        except torch.OutOfMemoryError as error:
-            raise WireError(f"{device} has no room for parcel {number} ({num_bytes / 2**30:.2f} GB)") from error
+        no_room = f"{device} has no room for parcel {number} ({num_bytes / 2**30:.2f} GB)"
+        # Not only its memory may be short: a GPU may have no room for this process' context, or the process no descriptor left.
+        with as_wire_error(no_room), transport_stream(device):  # to whose memory it returns
+            memory = ParcelMemory(num_bytes, device, shared=self._placement.is_shared)
+        if self._placement.is_shared and device.type == "cpu" and not memory.address:
+            raise WireError(f"{no_room} that other processes of the worker can open")
+        return memory
 
 
 def _fetch(fetch_parcel: FetchParcel, number: int, data: torch.Tensor, on_received: OnReceived) -> None:
-    with transport_stream(data.device):
+    with as_wire_error(f"cannot receive parcel {number}"), transport_stream(data.device):
         fetch_parcel(number, data, on_received)
 
 

@@ -354,6 +354,7 @@ class WeightReceiver:
         if not isinstance(began, Idle):  # an offer came meanwhile: the push brings the newest version
             return True
         self._abandoned = abandoned = Event()
+        self._parcels.free()  # a GPU has room for the parcels of one version
         try:
             received, where = await in_daemon_thread(
                 lambda: self._catch_up.fetch(live, source, abandoned), name="weight-catch-up"

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from errno import EMFILE
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -27,6 +28,7 @@ from async_rl.transport.receiving.parcel_receiver import ParcelReceiver
 from async_rl.transport.receiving.placement import Placement
 from async_rl.transport.sending.rank_orders import WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
+from async_rl.transport.wire import shared_memory
 from async_rl.transport.wire.process_group import GroupPlace, Link, LinkPool
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.transport.wire.shared_memory import MappedMemory
@@ -132,15 +134,42 @@ def test_what_cannot_be_read_in_place_comes_to_host_memory_where_the_gpu_has_no_
         assert all(torch.equal(found.weights[name], tensor) for name, tensor in TENSORS.items())
 
 
-def test_a_gpu_without_room_is_no_reason_to_end(learner: Learner, wire: WireConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), OSError(EMFILE, "")])
+def test_a_device_without_room_is_no_reason_to_end(
+    learner: Learner, wire: WireConfig, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
     def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError
+        raise failure
 
     record = learner.pack()
     source = _on_another_machine(learner.source, record.version)
     monkeypatch.setattr(parcel_receiver, "ParcelMemory", full)
     with pytest.raises(WireError, match=r"the learner: cpu has no room for parcel 0 \(0\.00 GB\)"):
         catch_up(wire).fetch(record, source, Event())
+
+
+def test_a_host_that_cannot_share_what_ranks_read_is_no_reason_to_end(
+    learner: Learner, wire: WireConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "_reserve", lambda _: None)
+    record = learner.pack()
+    shared = replace(catch_up(wire), placement=Placement(devices=(CPU,), is_shared=True))
+    with pytest.raises(WireError, match=r"no room for parcel 0 .* that other processes of the worker can open"):
+        shared.fetch(record, _on_another_machine(learner.source, record.version), Event())
+
+
+def test_what_another_learner_packed_is_no_memory_for_the_next_push(learner: Learner, wire: WireConfig) -> None:
+    """The worker has heard of a new learner, of one rank, and then takes a snapshot of the old one, which had two."""
+    record = learner.pack()
+    learner.write_snapshot(record)
+    of_two, _ = catch_up(wire, learner.snapshots).fetch(record, None, Event())
+    layout = plan_layout(SPECS, {0: [MATRIX, BIAS]})
+    new = PackedSource(fence=2, host="127.0.0.1", layout=layout, deltas="parallel", versions={})
+    receiver = ParcelReceiver(SPECS, Placement(devices=(CPU,)), wire, HashStore())
+    with pytest.raises(WireError, match="it has not packed version 1"):
+        receiver.expect_from_learner(replace(record, version=1), new)
+    receiver.recycle(of_two)
+    assert receiver.holds == ""
 
 
 def test_other_processes_of_the_worker_can_open_what_it_received(learner: Learner, wire: WireConfig) -> None:
