@@ -190,12 +190,10 @@ class ParcelReceiver:
         wait(running)
         for each in running:
             each.result()
-        held = {number: (memory.data, memory.address) for number, memory in own.items()}
-        held |= {number: (memory.data, memory.own_address) for number, memory in expected.mapped.items()}
-        parcels, addresses = zip(*(held[number] for number in range(len(expected.packed))), strict=True)
-        return ReceivedVersion(
-            expected=expected, weights=ReceivedWeights(expected.layout, parcels, addresses=addresses), own=own
-        )
+        held = {**own, **expected.mapped}
+        memories = [held[number] for number in range(len(expected.packed))]
+        weights = ReceivedWeights(expected.layout, [memory.data for memory in memories], memories=memories)
+        return ReceivedVersion(expected=expected, weights=weights, own=own)
 
     def recycle(self, received: ReceivedVersion) -> None:
         """Return a version's memory once its weights are not read any more."""

@@ -8,6 +8,7 @@ import torch
 
 from async_rl.models.stored_weights import StoredWeights
 from async_rl.transport.plan import Slice, WireLayout
+from async_rl.transport.wire.shared_memory import MappedMemory, ParcelMemory
 
 
 class ReceivedWeights(StoredWeights):
@@ -18,13 +19,14 @@ class ReceivedWeights(StoredWeights):
         layout: WireLayout,
         parcels: Sequence[torch.Tensor],
         *,
-        addresses: Sequence[str] = (),
+        memories: Sequence[ParcelMemory | MappedMemory] = (),
         device: torch.device | None = None,
     ) -> None:
-        """`parcels`: flat bytes, in the layout's order. `device`: where parameters are assembled; None: that of a parcel."""
+        """`parcels`: flat bytes, in the layout's order. `memories`: in which they are. `device`: where parameters are
+        assembled; None: that of a parcel.
+        """
         self.layout = layout
-        self.addresses = addresses
-        """Paths under which processes of this machine open the parcels; "" for one that they cannot."""
+        self._memories = memories
         self._parcels = parcels
         self._device = device
         # Made here, while the engine samples: it waits for the swap, and a model of experts has thousands of parameters.
@@ -33,6 +35,11 @@ class ReceivedWeights(StoredWeights):
             for name, places in layout.places.items()
             if len(places) == 1 and places[0][1].box.shape == layout.spec_of[name].shape
         }
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Paths under which processes of this machine open the parcels now; "" for one that they cannot."""
+        return tuple(memory.own_address for memory in self._memories)
 
     @property
     def are_on_gpus(self) -> bool:

@@ -43,6 +43,9 @@ class ParcelMemory:
         """Path under which processes of this machine open it; empty when they cannot."""
         return "" if self._fd is None else _path(self._fd)
 
+    own_address = address
+    """See MappedMemory."""
+
     def lock_exclusively(self) -> bool:
         """Take the writer's lock without waiting: False when there are readers. New readers are kept out until `unlock`."""
         return self._fd is None or try_lock(self._fd)
@@ -66,8 +69,10 @@ class MappedMemory:
 
     @property
     def own_address(self) -> str:
-        """Path for processes of this machine that lasts as long as this mapping, even if the owner ends."""
-        return _path(self._fd)
+        """Path for processes of this machine that lasts as long as this mapping, even if the owner ends; empty for a GPU's
+        memory whose owner has ended: its handle opens nothing any more.
+        """
+        return _path(self._fd) if self.data.device.type == "cpu" or self.is_current else ""
 
     @classmethod
     def open(cls, address: str, num_bytes: int, devices: Iterable[torch.device]) -> MappedMemory | None:

@@ -30,16 +30,21 @@ class SharedWeights:
     def __init__(self, specs: Sequence[ParameterSpec]) -> None:
         self._specs = specs
         self._copy: ParcelMemory | None = None
-        """For weights that other processes cannot open: those that were not received, or lie on a GPU that is not shared."""
+        """For weights that other processes cannot open: those that were not received, or lie on a GPU and are not shared, or
+        not any more, because the learner that packed them has ended.
+        """
 
     def describe(self, tensors: Mapping[str, Tensor]) -> tuple[WireLayout, Sequence[str]]:
         """Layout and addresses of the parcels. Weights that other processes cannot open are copied first; blocks."""
-        if isinstance(tensors, ReceivedWeights) and tensors.addresses and all(tensors.addresses):
-            return tensors.layout, tensors.addresses
+        if isinstance(tensors, ReceivedWeights) and (addresses := tensors.addresses) and all(addresses):
+            return tensors.layout, addresses
         layout = plan_layout(self._specs, {0: [Box.whole(spec) for spec in self._specs]})
         (parcel,) = layout.parcels
         if isinstance(tensors, ReceivedWeights) and tensors.are_on_gpus and self._copy is None:
-            log.warning("ranks cannot open what was received on GPUs: wire.shared_memory: false saves its memory there")
+            log.warning(
+                "ranks cannot open what was received on GPUs, and read a copy in host memory; if no learner has just ended, "
+                "wire.shared_memory: false saves its memory on the GPUs"
+            )
         copy = self._copy if self._copy is not None else ParcelMemory(parcel.num_bytes, host.HOST, shared=True)
         if not copy.address:
             gb = parcel.num_bytes / 2**30

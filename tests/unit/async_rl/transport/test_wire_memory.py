@@ -66,6 +66,17 @@ def test_a_gpus_memory_is_opened_anew_each_time(monkeypatch: pytest.MonkeyPatch)
     assert mapped.open(memory.address, 64) not in (None, first)
 
 
+def test_a_gpus_memory_cannot_be_opened_by_others_once_its_owner_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that has it open keeps it. There is no GPU here: see above."""
+    monkeypatch.setattr(shared_memory, "_mapped", lambda *_: torch.empty(64, dtype=torch.uint8, device="meta"))
+    memory = ParcelMemory(64, CPU, shared=True)
+    reader = MappedMemory.open(memory.address, 64, [CPU])
+    assert reader is not None
+    assert reader.own_address != ""
+    del memory
+    assert reader.own_address == ""
+
+
 def test_torch_is_not_left_to_count_the_readers_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would keep memory that none or several have opened."""
     storage = Mock()

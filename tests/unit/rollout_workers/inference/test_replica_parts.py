@@ -217,9 +217,7 @@ class Received:
             for each in parcel.slices:
                 rows = GIVEN[each.box.name][each.box.start[0] :][: each.box.rows].contiguous()
                 memory.data[each.offset : each.offset + each.num_bytes] = rows.view(torch.uint8).flatten()
-        self.weights = ReceivedWeights(
-            layout, [each.data for each in self.memories], addresses=[each.address for each in self.memories]
-        )
+        self.weights = ReceivedWeights(layout, [each.data for each in self.memories], memories=self.memories)
 
 
 def opened(shared: SharedWeights, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
