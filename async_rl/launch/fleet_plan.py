@@ -60,14 +60,13 @@ def learner(config: Config, *, has_gpus: bool, nodes: int | None = None) -> Gang
 
 
 def worker(config: Config, index: int, *, has_gpus: bool) -> GangPlan:
-    gpus = config.worker.engines * config.worker.tensor if has_gpus else 0
-    resources = _needs(config.launch.worker_resources, gpus=gpus)
+    resources = _needs_of_engines(config, has_gpus=has_gpus)
     return _single(f"worker-{index}", "rollout_workers", resources, grace_s=config.worker.drain_s + DRAIN_GRACE_S)
 
 
 def evaluator(config: Config, *, has_gpus: bool) -> GangPlan:
     """The process that evaluates live weights, which needs what a worker needs."""
-    resources = _needs(config.launch.worker_resources, gpus=1 if has_gpus else 0)
+    resources = _needs_of_engines(config, has_gpus=has_gpus)
     return _single("evaluator", "rollout_workers.evaluation", resources, (SCHEDULED,), grace_s=DRAIN_GRACE_S)
 
 
@@ -100,6 +99,11 @@ def worker_index(name: str) -> int | None:
 
 def _single(name: str, role: Role, resources: Resources, words: tuple[str, ...] = (), *, grace_s: float) -> GangPlan:
     return GangPlan(name=name, members=(MemberPlan(name=name, role=role, words=words, resources=resources),), grace_s=grace_s)
+
+
+def _needs_of_engines(config: Config, *, has_gpus: bool) -> Resources:
+    gpus = config.worker.engines * config.worker.tensor if has_gpus else 0
+    return _needs(config.launch.worker_resources, gpus=gpus)
 
 
 def _needs(given: Resources, *, gpus: int) -> Resources:

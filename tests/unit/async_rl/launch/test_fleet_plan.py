@@ -30,6 +30,8 @@ def test_what_is_named_replaces_what_a_process_needs_by_itself() -> None:
     given = config(worker={"engines": 2, "tensor": 2}, launch={"worker_resources": {"CPU": 8, "l40s": 1}})
     (worker,) = plan.worker(given, 3, has_gpus=True).members
     assert (worker.name, dict(worker.resources)) == ("worker-3", {"CPU": 8, "GPU": 4, "l40s": 1})
+    (evaluator,) = plan.evaluator(given, has_gpus=True).members
+    assert evaluator.resources == worker.resources, "it opens the same engines"
     (fewer,) = plan.worker(config(launch={"worker_resources": {"GPU": 0.5}}), 0, has_gpus=True).members
     assert fewer.resources["GPU"] == 0.5
 
