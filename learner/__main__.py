@@ -188,7 +188,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         keep_pauses_short()
         await post(board, MACHINES, own_machine(run.owner, gpu_name(ranks.device)))
         rank_sender = await ranks.open_sender()
-        sender = await parts.enter_async_context(WeightSender(board, config.wire, rank_sender, ranks.device, fence=fence))
+        sender = await parts.enter_async_context(WeightSender(board, config.wire, rank_sender, fence=fence))
         record = RunRecorder(parts.enter_context(open_recorder(config, progress)), board)
         record.started(progress)
         buffer.on_stale = record.went_stale if record.is_on else None

@@ -42,6 +42,8 @@ class PackedParcel:
     """Under which processes of the same machine open its memory; empty: they cannot."""
     url: str
     """HTTP address to pull it from (wire/http.py). It contains a secret: knowing it is enough to read the weights."""
+    gpu: str = ""
+    """UUID of the GPU that it lies on; empty: host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

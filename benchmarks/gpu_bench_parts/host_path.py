@@ -181,7 +181,7 @@ async def _learner(machine: Machine, config: Config, shape: ModelShape, where: s
         ):
             listening = tasks.create_task(board.listen())
             rank_sender = await ranks.open_sender()
-            async with WeightSender(board, config.wire, rank_sender, ranks.device, fence=FENCE) as sender:
+            async with WeightSender(board, config.wire, rank_sender, fence=FENCE) as sender:
                 while not await sender.wait_for_members_behind(progress.version):
                     pass
                 publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=PushPolicy.of(config))

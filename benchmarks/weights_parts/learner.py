@@ -75,7 +75,7 @@ async def learner(board: PipeBoard, wire: WireConfig, like: Mapping[str, torch.T
     )
     async with asyncio.TaskGroup() as services:
         listening = services.create_task(board.listen())
-        async with WeightSender(board, wire, rank_sender, str(device), fence=FENCE) as sender:
+        async with WeightSender(board, wire, rank_sender, fence=FENCE) as sender:
             yield Learner(sender, rank_sender, wire)
         listening.cancel()
     rank_sender.close()

@@ -95,7 +95,7 @@ async def sending(
     if fence != current:
         await board.take_over(fence)
     rank_sender = open_rank_sender(board.stores, wire, like, fence=fence, snapshots=snapshots)
-    async with WeightSender(board, wire, rank_sender, "cpu", fence=fence) as sender:
+    async with WeightSender(board, wire, rank_sender, fence=fence) as sender:
         yield Sender(sender, rank_sender, timeline)
     rank_sender.close()
 

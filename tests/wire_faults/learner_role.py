@@ -42,7 +42,7 @@ async def _live(name: str, url: str, run: str, wire: WireConfig) -> None:
         tell(name, "begins", fence=fence)
         like = weights(0, rows=ROWS)
         rank_sender = open_rank_sender(board.stores, wire, like, fence=fence)
-        async with WeightSender(faults.watching(board), wire, rank_sender, "cpu", fence=fence) as sender:
+        async with WeightSender(faults.watching(board), wire, rank_sender, fence=fence) as sender:
             lateness = _Lateness()
             publisher = Publisher(buffer=_Watched(buffer, faults), fence=fence, sender=sender, policy=PushPolicy())
             await run_with(

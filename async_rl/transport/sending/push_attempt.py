@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from threading import Event
 
 import structlog
-import torch
 
 from async_rl.board.inbox import post
 from async_rl.config import WireConfig
@@ -34,7 +33,7 @@ from async_rl.transport.sending.parcel_groups import ParcelGroups
 from async_rl.transport.sending.rank_orders import SendParcel
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.replies import Replies
-from async_rl.transport.wire.gpus import backend_among, gpu_of, takes_turns
+from async_rl.transport.wire.gpus import backend_among, takes_turns
 from async_rl.types import VersionRecord
 
 _GRACE_S = 0.5
@@ -52,7 +51,6 @@ class SenderParts:
     wire: WireConfig
     rank_sender: RankSender
     """Rank 0's."""
-    device: torch.device
     fence: int
     membership: Membership
     replies: Replies
@@ -135,7 +133,8 @@ class PushAttempt:
         num_parcels = len(parts.rank_sender.layout.parcels)
         # Members that read in place are not in a group; they may even share the learner's GPU.
         grouped = [each for each in members if len(ready[each].by_memory) < num_parcels]
-        backend = backend_among([gpu_of(parts.device), *parts.membership.gpus_of(grouped)])
+        senders = {parcel.gpu for parcel in parts.rank_sender.packed[self._record.version]}
+        backend = backend_among([*senders, *parts.membership.gpus_of(grouped)])
         if descriptors_are_scarce() or any(reply.is_short_of_descriptors for reply in ready.values()):
             parts.groups.discard()
         groups = parts.groups.assign(num_parcels, ready, backend)

@@ -31,6 +31,7 @@ from async_rl.transport.packed_versions import HeldBoxes, PackedVersions
 from async_rl.transport.parcel_transfer import ParcelSender
 from async_rl.transport.plan import WireLayout
 from async_rl.transport.sending.rank_orders import WireOrder, WireOrders, WriteParcel
+from async_rl.transport.wire.gpus import gpu_of
 from async_rl.transport.wire.http import ParcelServer
 from async_rl.transport.wire.process_group import GroupPlace, LinkPool
 from async_rl.transport.wire.rendezvous import WireRendezvous
@@ -172,7 +173,7 @@ class RankSender:
 
     def _describe(self, version: int, versions: PackedVersions) -> PackedParcel:
         chunks, address = versions.describe(version)
-        return PackedParcel(chunks=chunks, address=address, url=self._server.url)
+        return PackedParcel(chunks=chunks, address=address, url=self._server.url, gpu=gpu_of(self._device))
 
     def _run_order(self, order: WireOrder, abandoned: Event) -> None:
         if isinstance(order, WriteParcel):

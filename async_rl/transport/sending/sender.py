@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-import torch
 
 from async_rl.board.inbox import Inbox, post
 from async_rl.config import WireConfig
@@ -63,14 +62,13 @@ class PushReport:
 class WeightSender:
     """Pushes versions to workers. Keep it open with `async with` for the learner's life. Pushes run one at a time."""
 
-    def __init__(self, board: Board, wire: WireConfig, rank_sender: RankSender, device: str, *, fence: int) -> None:
+    def __init__(self, board: Board, wire: WireConfig, rank_sender: RankSender, *, fence: int) -> None:
         """`rank_sender` is rank 0's."""
         membership = Membership(board, rest_s=wire.rendezvous_timeout_s)
         self._parts = SenderParts(
             board=board,
             wire=wire,
             rank_sender=rank_sender,
-            device=torch.device(device),
             fence=fence,
             membership=membership,
             replies=Replies(board, membership),

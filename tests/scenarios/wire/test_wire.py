@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from async_rl.transport.messages import (
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
     TO_WORKERS,
+    Backend,
     PushBegin,
     PushFailed,
     PushOffer,
@@ -32,7 +33,9 @@ from async_rl.transport.messages import (
     VersionLive,
 )
 from async_rl.transport.packed_source import PACKED_NOTE
+from async_rl.transport.receiving.catch_up import CatchUp
 from async_rl.transport.receiving.receiver import WeightReceiver
+from async_rl.transport.sending import push_attempt, rank_sender
 from async_rl.types import VersionRecord
 from tests.support import wire_weights
 from tests.support.waiting import eventually
@@ -53,15 +56,21 @@ class Worker:
         tensors: Mapping[str, torch.Tensor],
         wire: WireConfig,
         snapshots: Path | None = None,
+        gpus: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.served: list[tuple[int, str]] = []
-        member = Member(id=name, host="localhost", version=-1, device="cpu")
+        member = Member(id=name, host="localhost", version=-1, device="cpu", gpus=gpus)
         self._receiver = WeightReceiver(board, board.store, member, specs_of(tensors), wire, lease_s=10.0, snapshots=snapshots)
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
         await self._receiver.run(self._swap)
+
+    @property
+    def parcels_kept(self) -> int:
+        """Parcels whose memory it keeps for the next version."""
+        return len(self._receiver._parcels._buffers)
 
     async def receive(self, message: PushBegin) -> None:
         """Handle a message now, instead of when it comes over the board."""
@@ -144,6 +153,51 @@ async def test_all_workers_serve_the_bits_that_were_pushed(board: StageBoard, wi
                 await worker.serves(version)
                 assert worker.served[-1] == (version, digest_of(pushed))
     assert await board.members() == [], "a receiver that ends takes itself off the list"
+
+
+async def test_all_gpus_of_learner_and_workers_are_asked_for_whether_nccl_may_take_them(
+    board: StageBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses two ranks on one GPU. There is no GPU here: the learner and the worker say that they have one."""
+    asked: list[list[str]] = []
+
+    def backend_among(gpus: Sequence[str]) -> Backend:
+        asked.append(sorted(gpus))
+        return "gloo"
+
+    monkeypatch.setattr(rank_sender, "gpu_of", lambda _: "GPU-1")
+    monkeypatch.setattr(push_attempt, "backend_among", backend_among)
+    wire = WireConfig(shared_memory=False)
+    worker = Worker(board, "w", weights(0), wire, gpus=("GPU-1", "GPU-2"))
+    async with running(worker), sending(board, wire, weights(0)) as sender:
+        await all_needy(sender, 1, worker)
+        assert (await sender.push(1, weights(1))).staged == ("w",)
+    assert asked == [["GPU-1", "GPU-1", "GPU-2"]]
+
+
+async def test_a_catch_up_has_the_memory_of_the_last_version(
+    board: StageBoard, redis_server: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has no room for two."""
+    wire = WireConfig(shared_memory=False, rendezvous_timeout_s=1.0)  # a failed catch-up is tried again after that time
+    worker = Worker(board, "w", weights(0), wire)
+    kept: list[int] = []
+    fetched = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fetch(*_: object) -> None:
+        kept.append(worker.parcels_kept)
+        loop.call_soon_threadsafe(fetched.set)
+        raise WireError("not now")
+
+    async with running(worker), sending(board, wire, weights(0)) as sender:
+        await all_needy(sender, 1, worker)
+        await deliver(sender, 1, weights(1), worker)
+        assert worker.parcels_kept == 1
+        monkeypatch.setattr(CatchUp, "fetch", fetch)
+        await go_live(board, redis_server, run_name, VersionRecord(version=2, timeline="a", step=2, digest=""))
+        await fetched.wait()
+    assert kept[0] == 0
 
 
 async def test_a_late_joiner_says_so_and_catches_up(board: StageBoard, wire: WireConfig) -> None:

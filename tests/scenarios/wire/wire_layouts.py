@@ -184,7 +184,7 @@ class Stage:
         members, rank_sender, fence = members_of(case.model), rank_group.run(OpenSender(fence=number + 1)), number + 1
         async with board_of(self.url, case.model) as board, AsyncExitStack() as opened:
             await board.take_over(fence)
-            sender = await opened.enter_async_context(WeightSender(board, case.config.wire, rank_sender, "cpu", fence=fence))
+            sender = await opened.enter_async_context(WeightSender(board, case.config.wire, rank_sender, fence=fence))
             for version in range(PUSHES * number, PUSHES * (number + 1)):
                 save_file(weights_of(rank_group), weights_file(self.root, case.model, version))
                 digest = rank_group.run(PackVersion(version=version, keep=())).result()
