@@ -25,7 +25,7 @@ LEFT_ALONE_S = 60
 
 STABLE_S = 600
 RESTARTS = 3
-"""How many times a job is started anew that was killed within STABLE_S of its start."""
+"""How many times in a row a job is queued again that was killed within STABLE_S of its start."""
 
 KINDS = ("learner", "worker", "evaluator")
 
@@ -47,9 +47,10 @@ _ABOUT = {
 
 _KILLED = f"""\
   137)  # killed: queued again, but not for ever if that comes soon after each start
-    if ((SECONDS >= {STABLE_S} || ${{SLURM_RESTART_COUNT:-0}} < {RESTARTS})); then
-      exec scontrol requeue "$SLURM_JOB_ID"
-    fi ;;"""
+    kills="slurm/killed-$SLURM_JOB_ID"
+    ((SECONDS < {STABLE_S})) || rm -f "$kills"
+    echo killed >> "$kills"
+    if (($(wc -l < "$kills" || echo 0) <= {RESTARTS})); then exec scontrol requeue "$SLURM_JOB_ID"; fi ;;"""
 
 _REQUEUED = f"""\
   {CONTINUES} | {PREEMPTED} | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # time nearly over, or preempted
