@@ -137,5 +137,7 @@ class Child(Restarted):
 
     def _signal_process(self, number: signal.Signals) -> None:
         assert self._process is not None
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        # Before Python 3.13.2 its own `send_signal` may take the exit code of one that has just ended away from asyncio.
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)

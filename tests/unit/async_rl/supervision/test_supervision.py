@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,26 @@ async def test_a_child_that_keeps_crashing_is_given_up(tmp_path: Path) -> None:
         await child.supervise()
     assert caught.value.exit_code == RestartLimit.exit_code
     assert child.last_lines(2) == ["reason 1", "reason 2"]
+
+
+async def test_a_child_that_has_just_ended_keeps_its_exit_code_when_it_is_asked_to_end(tmp_path: Path) -> None:
+    started, codes = asyncio.Event(), list[int]()
+
+    def on_start(_: str, pid: int) -> None:
+        nonlocal process
+        process = pid
+        started.set()
+
+    process = 0
+    spec = child_spec("import sys; sys.exit(7)", tmp_path)
+    child = Child(spec, on_start=on_start, on_end=lambda _name, _pid, code: codes.append(code))
+    running = asyncio.create_task(child.supervise())
+    await started.wait()
+    with suppress(ChildProcessError):  # asyncio's thread was faster
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the event loop must not hear of the end
+    child.terminate()
+    await running
+    assert codes == [7]
 
 
 async def test_a_final_exit_code_is_not_tried_again(tmp_path: Path) -> None:
