@@ -34,12 +34,16 @@ REINFORCE = Objective.model_validate(
 WITH_EXPERTS = replace(SMALL, experts=Experts(number=8, per_token=2, ffn=64, layers=(1, 3)))
 
 
-def config(learning_rate: float, *, deterministic: bool = False) -> Config:
+def config(learning_rate: float, *, deterministic: bool = False, offload: bool = False) -> Config:
     return Config.model_validate(
         {
             "model": {"size": {"hidden": 128, "layers": 4, "heads": 4}},  # replaced by the given shape
             "environments": [{"type": "even_digits"}],
-            "learner": {"steps": 100, "optimizer": {"learning_rate": learning_rate}, "deterministic": deterministic},
+            "learner": {
+                "steps": 100,
+                "optimizer": {"learning_rate": learning_rate, "offload": offload},
+                "deterministic": deterministic,
+            },
         }
     )
 
@@ -111,23 +115,28 @@ def _learn(
 
 
 def checkpoint(machine: Machine, report: Report) -> None:
-    """A learner that loads a checkpoint holds the same bits, and its next step is the same."""
+    """A learner that loads a checkpoint holds the same bits, and its next step is the same. Its moments are on the host, where
+    an update may still be bringing them.
+    """
     fixed = batch(SMALL, [64, 128, 256, 64] * (4 if machine.is_gpu else 1))
+    settings = config(1e-3, offload=machine.is_gpu)
     with tempfile.TemporaryDirectory() as folder:
-        rank_group = RankGroup(config(1e-3), REINFORCE, SMALL)
+        rank_group = RankGroup(settings, REINFORCE, SMALL)
         for _ in range(2):
             rank_group.step(fixed)
-        saved = {name: tensor.clone() for name, tensor in training_state.capture(rank_group.model).items()}
         started = time.perf_counter()
         written = rank_group.save(Path(folder), step=2, extra={}, keep=1)
         report.note(stall_ms=1e3 * (time.perf_counter() - started))
+        machine.synchronize()
+        saved = {name: tensor.clone() for name, tensor in training_state.capture(rank_group.model).items()}
         report.note(save_ms=1e3 * written.result().seconds)
         following = rank_group.step(fixed)
 
-        successor = RankGroup(config(1e-3), REINFORCE, SMALL)
+        successor = RankGroup(settings, REINFORCE, SMALL)
         started = time.perf_counter()
         successor.load(Path(folder))
         report.note(load_ms=1e3 * (time.perf_counter() - started), tensors=len(saved))
+        machine.synchronize()
         loaded = training_state.capture(successor.model)
         differing = [name for name, tensor in saved.items() if name not in loaded or not torch.equal(tensor, loaded[name])]
         report.require(saved.keys() == loaded.keys() and not differing, f"not what was saved: {sorted(differing)[:5]}")

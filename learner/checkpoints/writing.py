@@ -61,20 +61,17 @@ class CheckpointWriter:
         """Copy the tensors and write them in the background; then training may continue. Waits for the previous checkpoint."""
         if self._under_way is not None:
             wait([self._under_way])
-        copies = {name: self._host_copy(name, tensor).copy_(tensor, non_blocking=True) for name, tensor in tensors.items()}
-        if self._pinned:
-            torch.cuda.synchronize()
+        of_gpus = {name: tensor for name, tensor in tensors.items() if tensor.is_cuda}
+        copies = {name: self._pinned.home(name, tensor).copy_(tensor, non_blocking=True) for name, tensor in of_gpus.items()}
+        if of_gpus:
+            torch.cuda.synchronize()  # until then the last update may still bring offloaded moments to the host
+        copies |= {name: tensor.clone() for name, tensor in tensors.items() if name not in of_gpus}
         self._under_way = self._thread.submit(working("a checkpoint")(self._write), draft, copies, complete, time.monotonic())
         return self._under_way
 
     def close(self) -> None:
         """Wait for the checkpoint that is under way."""
         self._thread.shutdown()
-
-    def _host_copy(self, name: str, like: Tensor) -> Tensor:
-        if not like.is_cuda:
-            return torch.empty_like(like)
-        return self._pinned.home(name, like)
 
     def _write(self, draft: Draft, tensors: Mapping[str, Tensor], complete: Complete, since: float) -> Written:
         rank = dist.get_rank()

@@ -28,6 +28,7 @@ from async_rl.durable import failpoints
 from async_rl.errors import CheckpointError
 from async_rl.megatron import parallel
 from learner.checkpoints.writing import CheckpointWriter
+from learner.pinned_memory import PinnedMemory
 
 
 @pytest.fixture
@@ -59,6 +60,27 @@ def test_what_is_written_are_the_numbers_when_it_began(writer: CheckpointWriter,
     draft.may_open.set()
     assert written.result().bytes > 0
     assert found["trained"].tolist() == [2, 3, 4, 5]
+
+
+class OnGpu(torch.Tensor):
+    """Says that it lies on a GPU, which is not here."""
+
+    is_cuda = property(lambda _: True)  # pyright: ignore[reportAssignmentType]
+
+
+def test_moments_on_the_host_are_those_that_the_device_brings_last(
+    writer: CheckpointWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`optimizer.offload`: an update ends before its moments have come from the device, in a copy that is still queued."""
+    weight, moment = torch.zeros(4).as_subclass(OnGpu), torch.zeros(4)
+    monkeypatch.setattr(PinnedMemory, "home", lambda *_: torch.empty(4))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: moment.fill_(1))
+    found = dict[str, torch.Tensor]()
+    draft = Draft.of(tmp_path, step=1)
+    tensors = {"moment": moment, "weight": weight}
+    writer.begin(draft, tensors, lambda _files: found.update(load_file(draft.folder / file_of(0)))).result()
+    assert found["moment"].tolist() == [1] * 4
+    assert found["weight"].tolist() == [0] * 4
 
 
 def test_a_file_is_what_safetensors_reads_and_what_its_digest_says(tmp_path: Path):
