@@ -227,7 +227,7 @@ class Loop:
         """Pack and offer the current weights, unless they were offered already or versions are pinned."""
         if self._publisher.may_offer:
             with self._clock.during("pushing"):
-                digest = await self._ranks.pack_version(progress.version, self._publisher.versions_in_use)
+                digest = await self._ranks.pack_version(progress.version, self._publisher.make_room())
             packed = PackedVersion(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
             self._publisher.offer(packed, releases=progress.step)
 

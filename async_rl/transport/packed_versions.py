@@ -99,9 +99,10 @@ class PackedVersions:
                 self._num_readers -= Counter([packed.memory])
 
     def _take_free_memory(self) -> ParcelMemory:
-        for number, memory in enumerate(self._free):
-            if not self._num_readers[memory] and memory.lock_exclusively():
-                return self._free.pop(number)
+        unread = [memory for memory in self._free if not self._num_readers[memory] and memory.lock_exclusively()]
+        if unread:  # a push that took longer than a step leaves several, of which one is enough
+            self._free = [memory for memory in self._free if memory not in unread]
+            return unread[0]
         if self._device.type == "cpu":
             self._free.clear()  # readers keep what they still read alive
         memory = ParcelMemory(self._parcel.num_bytes, self._device, shared=self._shared)

@@ -94,6 +94,8 @@ class Publisher:
         self._newest: PendingPush | None = None
         self._sent: PendingPush | None = None
         """The last version whose push began: live, or about to be."""
+        self._is_replaced = False
+        """Whether the newest one, whose push has not begun, is given up for the one that is being packed."""
         self._is_offered = asyncio.Event()
         self._changed = asyncio.Condition()
         self._pending: PushNow | Rollback | None = None
@@ -116,6 +118,11 @@ class Publisher:
     def versions_in_use(self) -> set[int]:
         """The versions that may still be sent: the newest, the one being pushed, and the live one to workers that join."""
         return {self.live_version, *(pending.packed.version for pending in (self._newest, self._sent) if pending is not None)}
+
+    def make_room(self) -> set[int]:
+        """Give up a version whose push has not begun, for one that is packed now and offered next. Returns those in use."""
+        self._is_replaced = self._newest is not self._sent
+        return {self.live_version, *([self._sent.packed.version] if self._sent is not None else [])}
 
     @property
     def remark(self) -> str:
@@ -145,6 +152,7 @@ class Publisher:
         if isinstance(self._pending, PushNow):
             self._pending = None
         self._newest = PendingPush(packed=packed, releases=releases, at=self._now())
+        self._is_replaced = False
         self._is_offered.set()
 
     def take_rollback(self) -> Rollback | None:
@@ -201,7 +209,7 @@ class Publisher:
         while True:
             await self._wait_for_work()
             self._is_offered.clear()
-            if (pending := self._newest) is not None:
+            if (pending := self._sent if self._is_replaced else self._newest) is not None:
                 await self._push(pending)
 
     async def _wait_for_work(self) -> None:
