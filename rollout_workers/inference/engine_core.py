@@ -177,6 +177,7 @@ class EngineCore:
     def step(self) -> None:
         # Counted first: completions are delivered within the step, and their receiver may read the metrics.
         self._steps += 1
+        self._sampler.started = []  # a step that only launches the first forward pass samples nothing
         start = self._sampler.step_began = time.perf_counter()
         stepped = inference.step(self._engine)
         self._busy_s += time.perf_counter() - start

@@ -13,6 +13,8 @@ from async_rl.types import Completion, StopReason, spans_of
 
 GREEDY_BELOW = 1e-5
 """Below this temperature sampling is greedy: dividing logits by less would overflow float32."""
+SMALLEST_TOP_P = 1e-9
+"""Kernels compute in float32, in which less may be 0. One token is left in either case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ def resolve(args: GenerationArgs, *, prompt_length: int, context_tokens: int) ->
     return Sampling(
         max_tokens=min(args.max_tokens, room) if args.max_tokens is not None else room,
         temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
-        top_p=top_p,
+        top_p=max(top_p, SMALLEST_TOP_P),
         top_k=top_k,
         stop=tuple(text for text in args.stop if text) if args.stop is not None else (),
         stop_token_ids=tuple(args.stop_token_ids) if args.stop_token_ids is not None else (),

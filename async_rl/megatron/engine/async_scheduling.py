@@ -37,6 +37,18 @@ class AsyncController(Controller):
             context.bookkeeping_sent.synchronize()
         return super()._run_async_sched_prepare()
 
+    def _build_async_sched_request_state(self, *args: Any) -> Any:
+        # A prompt whose next chunk had no room was not in this step: Megatron has it behind the rows of the step, and
+        # would look for it among them.
+        context: Any = self.inference_wrapped_model.inference_context
+        partial, rows = context.chunked_prefill_request_id, slice(context.paused_request_count, context.total_request_count)
+        is_hidden = partial != -1 and partial not in context.request_ids[rows].tolist()
+        try:
+            context.chunked_prefill_request_id = -1 if is_hidden else partial
+            return super()._build_async_sched_request_state(*args)
+        finally:
+            context.chunked_prefill_request_id = partial
+
     def drop_logits(self) -> None:
         self._async_sched_logits.clear()
 

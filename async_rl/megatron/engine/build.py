@@ -62,11 +62,20 @@ class EvictingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
             remembered = int(blocks.get_evictable_block_count())
             # A search for the oldest costs as much for many as for one.
             blocks.evict_lru_blocks(min(remembered, max(missing, EVICTED_AT_ONCE)))
-        return super().resume_paused_requests(*args, **kwargs)
+        # Megatron counts a shared block once for each request that holds it, and would preempt siblings needlessly.
+        blocks.get_active_avail = lambda: blocks.total_count * self.max_requests
+        try:
+            return super().resume_paused_requests(*args, **kwargs)
+        finally:
+            del blocks.get_active_avail
 
 
 class ConfiguredEngine(Engine):
     """The engine since megatron-core 0.17, which shares prefixes and resubmits evicted requests itself."""
+
+    def _should_run_async_sched_overlap(self) -> bool:
+        # Only a step without overlap keeps the place of a partly computed prompt that waits for room.
+        return self.context.chunked_prefill_request_id == -1 and super()._should_run_async_sched_overlap()
 
     def forget_prefixes(self) -> None:
         blocks = self.context.kv_block_allocator
@@ -267,5 +276,21 @@ def _build_with_config(model: GPTModel, shape: ModelShape, settings: EngineSetti
             **({"async_sched_mode": async_schedule_mode()} if settings.async_scheduling else {}),
         ),
     )
+    _register_blocks_once(context.kv_block_allocator)
     controller = AsyncController if settings.async_scheduling else Controller
     return ConfiguredEngine(controller(GPTInferenceWrapper(model, context), NullTokenizer()), context)
+
+
+def _register_blocks_once(blocks: Any) -> None:
+    """Keep Megatron from registering a block under the hash that it has: its parent would count one child twice, and never be
+    evicted. It does so where a chunk of a prompt ends within a known block.
+    """
+    register = blocks.register_kv_block_hashes
+
+    def register_new(block_ids: list[int], block_hashes: list[int], parent_hashes: list[int] | None = None) -> None:
+        held = blocks.block_hashes[block_ids].tolist()
+        new = [number for number, (own, given) in enumerate(zip(held, block_hashes, strict=True)) if own != given]
+        parents = None if parent_hashes is None else [parent_hashes[number] for number in new]
+        register([block_ids[number] for number in new], [block_hashes[number] for number in new], parents)
+
+    blocks.register_kv_block_hashes = register_new

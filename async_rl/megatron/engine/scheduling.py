@@ -110,6 +110,14 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         request.finished_chunk_token_count = len(blocks) * self.block_size_tokens
         request.remaining_prompt_tokens = request.prompt_tokens[request.finished_chunk_token_count :]
 
+    def drop_last(self) -> None:
+        """Take out the request of the last row: a partly computed prompt, with a token that its next chunk would overwrite."""
+        self.total_request_count -= 1
+        self.active_token_count -= 1
+        self._room = self._room[: self.total_request_count]
+        with torch.inference_mode():
+            self.release_memory_blocks_from_request_indexes(torch.tensor([self.total_request_count]))
+
 
 @dataclass(slots=True)
 class _Prefix:
@@ -159,11 +167,7 @@ class SchedulingEngine(Engine):
         request: Any = self.get_request(context.chunked_prefill_request_id)
         request.remaining_prompt_tokens, request.finished_chunk_token_count = request.prompt_tokens, 0
         context.chunked_prefill_request_id = -1
-        # Its row is the last one, with the token that its next chunk would overwrite.
-        context.total_request_count -= 1
-        context.active_token_count -= 1
-        with torch.inference_mode():
-            context.release_memory_blocks_from_request_indexes(torch.tensor([context.total_request_count]))
+        context.drop_last()
 
     def withdraw(self, request: int) -> bool:
         if not super().withdraw(request):

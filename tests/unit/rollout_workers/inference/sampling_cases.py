@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.truncation import truncate
+from async_rl.protocols import GenerationArgs
 from rollout_workers.inference import sampling_kernels
-from rollout_workers.inference.generation import Generation, Sampling
+from rollout_workers.inference.generation import Generation, Sampling, resolve
 from rollout_workers.inference.sampling_kernels import TritonDraws
 
 CPU = torch.device("cpu")
@@ -88,6 +89,14 @@ def seeded() -> dict[str, Any]:
     }
 
 
+def least() -> list[Any]:
+    """The tokens of a `top_p` that is 0 in float32, those that are likeliest, and their log-probabilities."""
+    sampling = resolve(GenerationArgs(top_p=1e-50), prompt_length=1, context_tokens=9)
+    logits = 3 * torch.randn(3, 5000, generator=torch.Generator().manual_seed(5))
+    drawn, logprobs = TritonDraws([generation(top_p=sampling.top_p)] * 3, CPU, random.Random(1)).draw(logits).on_host()
+    return [list(drawn), logits.argmax(-1).tolist(), list(logprobs)]
+
+
 if __name__ == "__main__":
     report = {
         "found": {
@@ -96,5 +105,6 @@ if __name__ == "__main__":
         },
         "counted": counted(),
         "seeded": seeded(),
+        "least": least(),
     }
     print(json.dumps(report))

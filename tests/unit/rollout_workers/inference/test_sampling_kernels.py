@@ -50,6 +50,12 @@ def test_a_seed_gives_the_same_tokens_in_any_batch_and_from_any_step(report: dic
     assert seeded["later"][:2] == seeded["alone"][1:]
 
 
+def test_the_smallest_share_leaves_the_likeliest_token(report: dict[str, Any]) -> None:
+    drawn, likeliest, logprobs = report["least"]
+    assert drawn == likeliest
+    assert logprobs == [0.0] * 3
+
+
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
 def test_it_compiles_without_spilling(gpu: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
