@@ -214,7 +214,8 @@ def _has_inference_config() -> bool:
 
 def _max_tokens(settings: EngineSettings) -> int:
     """Maximum tokens per step: one for each decoding request, plus a chunk of prompts."""
-    return settings.max_requests + settings.prompt_tokens_per_step
+    fewest = 3  # with two, megatron-core 0.19 never admits a prompt of which it remembers all blocks but the last
+    return max(settings.max_requests + settings.prompt_tokens_per_step, fewest)
 
 
 def _build_with_arguments(model: GPTModel, shape: ModelShape, settings: EngineSettings) -> Engine:

@@ -92,6 +92,14 @@ def test_a_chunk_that_ends_within_a_known_block_leaves_its_prefix_evictable() ->
         assert [len(each.token_ids) for each in engine.ended] == [2, 2, 61, 61]
 
 
+def test_an_engine_of_one_generation_and_one_prompt_token_per_step_admits_a_known_prompt() -> None:
+    with stepped(24, prompt_tokens_per_step=1, max_running=1, prefix_reuse=True) as engine:
+        for _ in range(2):
+            engine.submit(list(range(4, 15)), 1)
+            engine.drain()
+        assert len(engine.ended) == 2
+
+
 def test_siblings_that_share_their_prefix_are_not_preempted_while_there_is_room() -> None:
     prompt = [4 + number % 30 for number in range(41)]
     with stepped(60, prompt_tokens_per_step=4096, max_running=64, prefix_reuse=True) as engine:
