@@ -117,12 +117,17 @@ class Publisher:
     @property
     def versions_in_use(self) -> set[int]:
         """The versions that may still be sent: the newest, the one being pushed, and the live one to workers that join."""
-        return {self.live_version, *(pending.packed.version for pending in (self._newest, self._sent) if pending is not None)}
+        return {self.live_version, *(pending.packed.version for pending in (self._next, self._sent) if pending is not None)}
 
     def make_room(self) -> set[int]:
         """Give up a version whose push has not begun, for one that is packed now and offered next. Returns those in use."""
         self._is_replaced = self._newest is not self._sent
-        return {self.live_version, *([self._sent.packed.version] if self._sent is not None else [])}
+        return self.versions_in_use
+
+    @property
+    def _next(self) -> PendingPush | None:
+        """The version to push next, or again."""
+        return self._sent if self._is_replaced else self._newest
 
     @property
     def remark(self) -> str:
@@ -209,7 +214,7 @@ class Publisher:
         while True:
             await self._wait_for_work()
             self._is_offered.clear()
-            if (pending := self._sent if self._is_replaced else self._newest) is not None:
+            if (pending := self._next) is not None:
                 await self._push(pending)
 
     async def _wait_for_work(self) -> None:
