@@ -25,6 +25,7 @@ def drain_on_signals() -> Drain:
     """
     loop = asyncio.get_running_loop()
     draining = Drain()
+    _wake_on_signals(loop)
 
     def ask() -> None:
         draining.was_asked = True
@@ -40,6 +41,14 @@ def drain_flag() -> threading.Event:
     draining = threading.Event()
     _on_first_signal(draining.set)
     return draining
+
+
+def _wake_on_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Let every signal wake the loop. One that arrives just before the loop sleeps is handled only when the loop wakes."""
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    loop.add_reader(woken, os.read, woken, 1024)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
 
 
 def _on_first_signal(ask: Callable[[], None]) -> None:

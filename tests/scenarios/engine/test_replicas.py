@@ -236,7 +236,8 @@ async def test_replicas_share_the_work_swap_together_and_end_together() -> None:
             for completion in await asyncio.gather(*(running.generate(prompt) for prompt in asked)):
                 assert {span.version for span in completion.versions} == {1}
 
-            victim, other = (next(pid for pid, line in ranks().items() if name in line) for name in ("engine-1", "engine-0"))
+            own = {pid: line for pid, line in ranks().items() if pid not in before}
+            victim, other = (next(pid for pid, line in own.items() if name in line) for name in ("engine-1", "engine-0"))
             waiting = [asyncio.ensure_future(running.generate([5], LONG)) for _ in range(4)]
             await asyncio.sleep(0)
             assert list(running.loads) == [2, 2]

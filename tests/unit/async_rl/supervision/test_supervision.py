@@ -533,11 +533,16 @@ async def test_a_killed_worker_returns_under_another_pid(tmp_path: Path) -> None
 # -- signals and stalls ---------------------------------------------------------------------------------------------
 
 DRAINS = """\
-import asyncio, ctypes, sys, time
+import asyncio, ctypes, signal, sys, threading, time
 from async_rl.supervision import drain_on_signals
+def signalled():
+    time.sleep(0.2)  # the loop sleeps
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 async def main():
     stop = drain_on_signals()
     print("ready", flush=True)
+    if sys.argv[1] == "signalled in another thread":
+        threading.Thread(target=signalled).start()
     await stop.wait()
     print("draining", flush=True)
     if sys.argv[1] == "stuck":
@@ -552,6 +557,11 @@ asyncio.run(main())
 def test_the_first_signal_drains(number: signal.Signals) -> None:
     with drainer("quick") as process:
         process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_signal_that_does_not_interrupt_the_sleeping_loop_wakes_it() -> None:
+    with drainer("signalled in another thread") as process:
         assert process.wait(PATIENCE_S) == 0
 
 
