@@ -348,9 +348,9 @@ async def test_children_die_with_their_supervisor(tmp_path: Path) -> None:
 import asyncio, os, pathlib, sys
 from async_rl.supervision import Child, ChildSpec
 folder = pathlib.Path(sys.argv[1])
-spec = ChildSpec(name="child", command=[sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(600)"],
-                 environment=dict(os.environ), log=folder / "child.log")
-asyncio.run(Child(spec, on_start=lambda _, pid: (folder / "pid").write_text(str(pid))).supervise())
+sleeps = "import os, time; print('ready', os.getpid(), flush=True); time.sleep(600)"
+spec = ChildSpec(name="child", command=[sys.executable, "-c", sleeps], environment=dict(os.environ), log=folder / "child.log")
+asyncio.run(Child(spec, on_start=lambda *_: None).supervise())
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", supervisor, str(tmp_path))
     try:
@@ -358,7 +358,7 @@ asyncio.run(Child(spec, on_start=lambda _, pid: (folder / "pid").write_text(str(
     finally:
         process.kill()
         await process.wait()
-    pid = int((tmp_path / "pid").read_text())
+    pid = int((tmp_path / "child.log").read_text().split()[1])
     await until(lambda: not is_alive(pid))
 
 
@@ -517,13 +517,16 @@ async def test_the_run_ends_when_no_worker_is_left(tmp_path: Path, capsys: pytes
 
 
 async def test_a_killed_worker_returns_under_another_pid(tmp_path: Path) -> None:
-    def worker_pid() -> int:
-        return json.loads((tmp_path / "processes.json").read_text())["worker-0"]
+    def worker_pid() -> int | None:
+        path = tmp_path / "processes.json"
+        return json.loads(path.read_text()).get("worker-0") if path.exists() else None
 
     stop = asyncio.Event()
     async with local_run(roles(tmp_path, WAITS_FOR_SIGTERM), tmp_path, stop) as running:
         await all_ready(tmp_path, "buffer", "learner", "worker-0")
+        await until(lambda: worker_pid() is not None)  # a child may be ready before its supervisor has written it down
         before = worker_pid()
+        assert before is not None
         os.kill(before, signal.SIGKILL)
         await until(lambda: worker_pid() != before and (tmp_path / "worker-0.log").read_text().count("ready") == 2)
         stop.set()
