@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import structlog
 from async_rl.durable.best_effort import report_write_error
 from async_rl.durable.whole_file import write_whole
 from async_rl.recording.process_events import ProcessEvents
-from async_rl.supervision import FatalExit, Restarted, how_it_ended
+from async_rl.supervision import FatalExit, Restarted, exit_code_of, how_it_ended
 
 log = structlog.get_logger("async_rl.run")
 
@@ -59,7 +58,7 @@ class RunSupervisor:
         self._events.close()
         if self._broken is not None:
             return self._explain(self._broken)
-        return _exit_code(self._learner_status)
+        return exit_code_of(self._learner_status)
 
     @property
     def children(self) -> Mapping[str, Restarted]:
@@ -172,9 +171,3 @@ class RunSupervisor:
         others = "; no other worker is left" if name in self._workers and len(self._workers) > 1 else ""
         print(f"async-rl: {fatal}{others}", file=sys.stderr)
         return fatal.exit_code
-
-
-def _exit_code(status: int) -> int:
-    """128 + N for signal N; 0 for our own SIGTERM, which ends a process before it has a handler."""
-    code = status if status >= 0 else 128 - status
-    return 0 if code == 128 + signal.SIGTERM else code

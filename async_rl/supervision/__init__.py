@@ -20,6 +20,7 @@ from async_rl.supervision.processes.process_tree import descendants_of as descen
 from async_rl.supervision.processes.process_tree import kill_each as kill_each
 from async_rl.supervision.processes.restarting import FatalExit as FatalExit
 from async_rl.supervision.processes.restarting import Restarted as Restarted
+from async_rl.supervision.processes.restarting import exit_code_of as exit_code_of
 from async_rl.supervision.processes.restarting import how_it_ended as how_it_ended
 from async_rl.supervision.processes.restarts import RestartPolicy as RestartPolicy
 from async_rl.supervision.processes.signals import Drain as Drain

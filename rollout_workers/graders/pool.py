@@ -18,7 +18,7 @@ from async_rl.supervision import PipedProcess, ProcessEnded
 from rollout_workers.episodes.leaked_tasks import outside_episodes
 from rollout_workers.episodes.rewards import Score
 
-READY_S = 120.0
+READY_S = 300.0
 """Time limit for starting Python and importing the grader's module."""
 TIMEOUT_S = 30.0
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import Page, Request, expect, sync_playwright
 
+from tests.support.waiting import PATIENCE_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 ]
-WAIT_MS = 60_000
+WAIT_MS = 1000 * PATIENCE_S
 """How long something on a page may take on a busy machine."""
 MUST_RUN = "TEST_BROWSER_MUST_RUN"
 """Environment variable of CI, where a missing browser is a failure."""

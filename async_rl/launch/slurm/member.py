@@ -28,7 +28,7 @@ from async_rl.launch.own_address import own_address
 from async_rl.launch.slurm import fleet, queue
 from async_rl.launch.slurm.learner_watch import LearnerWatch
 from async_rl.launch.slurm.scripts import CONTINUES, PREEMPTED, kind_of
-from async_rl.supervision import Child, FatalExit
+from async_rl.supervision import Child, FatalExit, exit_code_of
 from async_rl.telemetry import configure_logs
 
 log = structlog.get_logger("async_rl.fleet")
@@ -72,7 +72,7 @@ class SlurmMember:
             log.error(str(fatal))
             return fatal.exit_code
         if self.is_asked_to_end or not self.is_out_of_time or (self._watch is not None and await self._watch.is_gone()):
-            return 128 - status if status < 0 else status
+            return exit_code_of(status)
         return CONTINUES
 
     async def _end_with_learner(self) -> None:

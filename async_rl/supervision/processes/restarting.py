@@ -133,6 +133,12 @@ class Restarted(ABC):
         return False
 
 
+def exit_code_of(status: int) -> int:
+    """128 + N for signal N; 0 for our own SIGTERM, which ends a process before it has a handler."""
+    code = status if status >= 0 else 128 - status
+    return 0 if code == 128 + signal.SIGTERM else code
+
+
 def how_it_ended(status: int) -> str:
     if status >= 0:
         meaning = meaning_of(status)

@@ -33,7 +33,7 @@ class McpServer:
     """Address of a server that listens (streamable HTTP)."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """HTTP headers to send, such as a token."""
-    open_timeout_s: float = 30.0
+    open_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):

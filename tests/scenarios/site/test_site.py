@@ -91,6 +91,7 @@ def navigation_follows_the_map(opened: OpenPage) -> None:
 def search_finds(opened: OpenPage, word: str, *, page: str, text: str) -> None:
     opened.page.get_by_role("textbox", name="Search").fill(word)
     opened.page.keyboard.press("Enter")
+    opened.page.locator(".search-summary", has_text="Search finished").wait_for()  # each result moves others
     opened.page.locator("#search-results li", has_text=page).filter(has_text=text).locator("a").first.click()
     opened.page.locator("article h1", has_text=page).wait_for()
     opened.page.locator(".highlighted").first.wait_for()

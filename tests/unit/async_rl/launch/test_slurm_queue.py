@@ -208,9 +208,9 @@ async def test_a_worker_whose_time_is_over_is_queued_again_if_there_is_a_learner
     slurm.launch("--device", "cpu", "--dry-run")
     slurm.queue("12 RUNNING learner", "13_0 RUNNING worker")
     asked, started = len(slurm.calls), asyncio.Event()
-    drains = ["/bin/bash", "-c", "trap 'exit 0' TERM; while :; do /bin/sleep 0.1; done"]
+    has_no_handler = ["/bin/sleep", "600"]  # as a process that has just been started
     policy = RestartPolicy(silence_s=PATIENCE_S)
-    spec = ChildSpec(name="worker-0", command=drains, environment={}, log=None, policy=policy)
+    spec = ChildSpec(name="worker-0", command=has_no_handler, environment={}, log=None, policy=policy)
     member = SlurmMember(
         Child(spec, on_start=lambda _name, _pid: started.set()), LearnerWatch(slurm.config(), knows_learner=False)
     )
