@@ -18,6 +18,7 @@ from async_rl.durable import failpoints
 from async_rl.errors import FenceLost
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import SpentGroup
+from buffer.archive import service
 from buffer.archive.reading import archive_stats, read
 from buffer.archive.service import archive_spent, drain_spent
 from buffer.archive.writing import ArchiveWriter
@@ -54,9 +55,9 @@ def archived(folder: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def beside(service) -> AsyncIterator[asyncio.Task]:
+async def beside(serving) -> AsyncIterator[asyncio.Task]:
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(service)
+        task = tasks.create_task(serving)
         yield task
         task.cancel()
 
@@ -139,7 +140,11 @@ async def test_a_learner_that_was_replaced_discards_nothing(run: Run, tmp_path: 
     assert archive_stats(tmp_path).files == 1
 
 
-async def test_a_disk_that_refuses_is_told_once_and_tried_again(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_a_disk_that_refuses_is_told_once_and_tried_again(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(service, "LONGEST_PAUSE_S", 600.0)
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", 600.0)
     buffer, fence = await run.start(**KEEP)
     spent, wake = await trained(buffer, fence, 1), asyncio.Event()
     watched = Watched(buffer)

@@ -116,6 +116,11 @@ def finished(
     return _finished([ASYNC_RL, *arguments], folder, environment, warm=warm, patience_s=patience_s)
 
 
+def stood_still(checked: CompletedProcess[str]) -> bool:
+    """Whether `env check` says that code blocks, which is also what a machine does that is busy enough."""
+    return "it blocks the event loop" in checked.stdout
+
+
 def finished_module(
     folder: Path, module: str, *arguments: object, environment: Mapping[str, str] = os.environ
 ) -> CompletedProcess[str]:

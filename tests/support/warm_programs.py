@@ -89,6 +89,7 @@ def _fork_exec(execute: Callable[..., int], command: Sequence[str | bytes], *mor
     if pid := os.fork():
         return pid
     with leave_at_once():
+        _forget_handlers()
         _redirect((stdin, stdout, stderr), keep=set(keep) - {errors})
         if folder is not None:
             os.chdir(folder)
@@ -99,6 +100,13 @@ def _fork_exec(execute: Callable[..., int], command: Sequence[str | bytes], *mor
         given = os.environ if environment is None else dict(os.fsdecode(pair).split("=", 1) for pair in environment)
         _run_module(words, given)
     raise AssertionError("`leave_at_once` returns")
+
+
+def _forget_handlers() -> None:
+    """Let signals end this process, which is another than the one that handled them."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _is_alone() -> bool:
@@ -144,9 +152,7 @@ def _run(code: Callable[[], object], words: list[str], environment: Mapping[str,
     given = dict(environment)
     os.environ.clear()
     os.environ.update(given)
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _forget_handlers()
     asyncio._set_running_loop(None)
     asyncio.set_event_loop_policy(None)
     sys.stdin = os.fdopen(0, closefd=False)

@@ -39,7 +39,10 @@ def socket_folder(folder: Path) -> Generator[None]:
 def _make_and_lock(folder: Path) -> int:
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # removed as an abandoned one before it was opened
+            continue
         found = os.fstat(lock)
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             os.close(lock)
@@ -47,7 +50,7 @@ def _make_and_lock(folder: Path) -> int:
                 f"{folder} must belong to this user alone (mode 0700), because it holds the Redis socket; remove it"
             )
         fcntl.flock(lock, fcntl.LOCK_EX)  # held for a moment only by a process that removes abandoned folders
-        if folder.exists() and folder.stat().st_ino == found.st_ino:
+        if _is_opened(folder, lock):
             return lock
         os.close(lock)  # removed as an abandoned one before it was locked
 
@@ -56,10 +59,18 @@ def _remove_abandoned(folder: Path) -> None:
     with suppress(OSError):  # another user's, or no folder
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            if os.fstat(lock).st_uid == os.getuid() and try_lock(lock) and not _is_served(folder / SOCKET):
+            is_ours = os.fstat(lock).st_uid == os.getuid() and try_lock(lock)
+            if is_ours and _is_opened(folder, lock) and not _is_served(folder / SOCKET):
                 _remove(folder)
         finally:
             os.close(lock)
+
+
+def _is_opened(folder: Path, descriptor: int) -> bool:
+    """Whether the folder that was opened is still there: it may have been removed, and made again."""
+    with suppress(FileNotFoundError):
+        return folder.stat().st_ino == os.fstat(descriptor).st_ino
+    return False
 
 
 def _is_served(path: Path) -> bool:

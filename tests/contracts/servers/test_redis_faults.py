@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,7 @@ from buffer.run_in_redis import RunInRedis
 from buffer.server.client import Server
 from buffer.server.embedded.server import EmbeddedServer, find_binary
 from tests.support.groups import group
-from tests.support.private_server import private_server
+from tests.support.private_server import private_folder, private_server
 from tests.support.runs import LEARNER_LEASE_S, publish, started
 
 Both = tuple[RedisBuffer, Server]
@@ -220,7 +221,15 @@ async def test_an_embedded_server_keeps_its_data_sweeps_leftovers_and_locks_its_
         assert await buffer.commit("w", group(kept)) == "already"
 
 
-async def test_folders_of_sockets_that_killed_servers_left_go_when_the_next_one_starts(tmp_path: Path):
+async def test_folders_of_sockets_that_killed_servers_left_go_when_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with private_folder() as temporary:  # servers of other tests remove what is abandoned in the system's
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        await folders_go(tmp_path)
+
+
+async def folders_go(tmp_path: Path) -> None:
     first, second = _config(tmp_path / "first"), _config(tmp_path / "second")
     sockets = [Path(config.redis_url.removeprefix("unix://")) for config in (first, second)]
     script = """

@@ -192,7 +192,8 @@ async def disturbed(
 
 async def test_a_full_disk_makes_all_wait_and_nothing_is_lost(machine: Machine, connect: Connect, ear: Ear):
     server, buffer = connect(machine)
-    hasty, impatient = connect(machine, patience_s=0.5)
+    hasty, impatient = connect(machine, patience_s=5)
+    await impatient.stats()  # it is connected
     await started(buffer, groups_per_step=64)
     tickets = await buffer.reserve("w", version=0, count=64, wait_s=0)
     stored: list[str] = []

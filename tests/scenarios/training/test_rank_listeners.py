@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ print(json.dumps(opened))
 """
 
 
+def stores_of(pid: int) -> list[Path]:
+    """The stores that a process has open, by its own names for them."""
+    found: list[Path] = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if STORE in str(file.readlink()):
+                found.append(file)
+    return found
+
+
 @pytest.mark.skipif(not IS_TOLD, reason="needs Linux to tell which ports a process has")
 def test_another_user_reaches_no_port_and_no_file_of_the_ranks(tmp_path: Path) -> None:
     run = {"name": "two", "folder": str(tmp_path / "runs")}
@@ -48,7 +59,7 @@ def test_another_user_reaches_no_port_and_no_file_of_the_ranks(tmp_path: Path) -
         assert len(ranks) == 2
         assert [place for pid in (parent, *ranks) for place in listeners(pid)] == []
 
-        [store] = [file for file in Path(f"/proc/{ranks[0]}/fd").iterdir() if STORE in str(file.readlink())]
+        [store] = stores_of(ranks[0])
         assert store.stat().st_size > 0
         assert store.parent.stat().st_mode & 0o077 == 0
         if os.geteuid() == 0:

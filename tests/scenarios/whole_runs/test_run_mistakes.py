@@ -107,7 +107,7 @@ def test_a_file_of_bottomless_values_is_one_sentence(tmp_path: Path, opening: st
 
 @pytest.mark.parametrize("verb", ["learner", "worker", "buffer audit"])
 def test_an_unreachable_redis_is_named_without_its_password(tmp_path: Path, verb: str) -> None:
-    path = write_config(tmp_path, "alone", redis={"url": NOBODY, "connect_timeout_s": 1})
+    path = write_config(tmp_path, "alone", redis={"url": NOBODY, "connect_timeout_s": 0.1})
     code, sentence = refused(tmp_path, *verb.split(), "@", path, warm=verb != "learner")
     assert code == BufferUnreachable.exit_code
     assert "redis://127.0.0.1:1/0" in sentence
@@ -115,7 +115,7 @@ def test_an_unreachable_redis_is_named_without_its_password(tmp_path: Path, verb
 
 
 def test_a_run_without_its_redis_gives_up_with_the_same_code(tmp_path: Path) -> None:
-    path = write_config(tmp_path, "alone", redis={"url": NOBODY, "connect_timeout_s": 1})
+    path = write_config(tmp_path, "alone", redis={"url": NOBODY, "connect_timeout_s": 0.1})
     with program(tmp_path, "run", "@", path) as run:
         assert run.exit_code() == BufferUnreachable.exit_code
     assert "no Redis has answered at redis://127.0.0.1:1/0" in run.output

@@ -250,7 +250,8 @@ def test_a_url_without_the_secret_is_not_found(path: str) -> None:
 
 
 async def test_a_reader_that_stops_keeps_its_version_for_one_timeout_and_no_training_from_going_on() -> None:
-    with serving(timeout_s=3.0) as (versions, server):
+    later = {version: held(weights(seed=version)) for version in (2, 3, 4, 5)}
+    with serving(timeout_s=10.0) as (versions, server):
         versions.add(1, held(TENSORS), keep=())
         where, first = urlsplit(server.url), versions.parcel(1)
         with socket.create_connection((where.hostname or "", where.port or 0)) as stopped:
@@ -258,8 +259,8 @@ async def test_a_reader_that_stops_keeps_its_version_for_one_timeout_and_no_trai
             assert stopped.recv(1)  # the rest fills the buffers between us, and then the server waits
             before = first.clone()
             for version in (2, 3):
-                versions.add(version, held(weights(seed=version)), keep=())
+                versions.add(version, later[version], keep=())
             assert torch.equal(first, before), "nothing was written over what is being read"
             for version in (4, 5):  # while the reader still holds a connection
-                versions.add(version, held(weights(seed=version)), keep=())
+                versions.add(version, later[version], keep=())
                 assert torch.equal(pulled(server, version), versions.parcel(version))

@@ -45,7 +45,7 @@ class FaultyBoard:
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
         found = await self._board.read(topic, after, wait_s)
         if any(message.get("kind") == self._moment for _, message in found):
-            asyncio.get_running_loop().call_later(0.02, self._strike)
+            asyncio.get_running_loop().call_later(0.005, self._strike)
         return found
 
     def _strike(self) -> None:

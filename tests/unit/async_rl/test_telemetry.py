@@ -31,6 +31,7 @@ from async_rl.telemetry.console import LivePanel, StepLines, sparkline
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.sinks.writer_thread import WriterThread
 from async_rl.telemetry.warning_file import MOST_BYTES, WarningFile, read_warnings
+from tests.support.private_fleet import free_port
 from tests.support.waiting import PATIENCE_S
 
 
@@ -232,12 +233,6 @@ def test_a_writer_that_breaks_does_not_break_the_run() -> None:
 
 
 # -- the other sinks ------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_prometheus_serves_the_newest_values(tmp_path: Path) -> None:

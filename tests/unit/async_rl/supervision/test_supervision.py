@@ -215,20 +215,17 @@ with signs_of_life(os.environ):
 
 async def test_a_child_that_shows_no_sign_of_life_is_killed_and_started_again(tmp_path: Path) -> None:
     spec = child_spec(FALLS_SILENT, tmp_path)
-    spec = replace(spec, policy=replace(QUICK, silence_s=2.0))
+    spec = replace(spec, policy=replace(QUICK, silence_s=10.0))
     assert await Child(spec, on_start=lambda *_: None).supervise() == 0
     assert len(list(tmp_path.glob("start-*"))) == 2
 
 
 WAITS_FOR_SIGTERM = """\
-import pathlib, signal, sys
-def end(*_):
-    (pathlib.Path(sys.argv[1]) / (sys.argv[2] + "-ended")).touch()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
+import pathlib, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 print("ready", flush=True)
-while True:
-    signal.pause()
+signal.sigwait([signal.SIGTERM])
+(pathlib.Path(sys.argv[1]) / (sys.argv[2] + "-ended")).write_text(str(time.monotonic_ns()))
 """
 
 
@@ -288,7 +285,11 @@ from async_rl.supervision import Child, ChildSpec
 folder = pathlib.Path(sys.argv[1])
 spec = ChildSpec(name="child", command=[sys.executable, "-c", sys.argv[2], str(folder)], environment=dict(os.environ),
                  log=folder / "child.log")
-sys.exit(asyncio.run(SlurmMember(Child(spec, on_start=lambda *_: None), None).run(leaves=False)))
+class Told(Child):
+    def terminate(self):
+        super().terminate()
+        print("told", flush=True)
+sys.exit(asyncio.run(SlurmMember(Told(spec, on_start=lambda *_: None), None).run(leaves=False)))
 """
 
 
@@ -304,12 +305,15 @@ async def test_a_process_in_a_slurm_job_drains_although_its_job_is_told_twice(
     tmp_path: Path, signals: tuple[signal.Signals, signal.Signals], code: int
 ) -> None:
     """Near its time limit and by `fleet stop`, or by `fleet stop` typed again."""
-    member = await asyncio.create_subprocess_exec(sys.executable, "-c", SLURM_MEMBER, str(tmp_path), DRAINS_UNTIL_A_FILE)
+    line = [sys.executable, "-c", SLURM_MEMBER, str(tmp_path), DRAINS_UNTIL_A_FILE]
+    member = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
+    assert member.stdout is not None
     try:
         await until(says_ready(tmp_path, "child"))
-        member.send_signal(signals[0])
-        await until(lambda: "draining" in (tmp_path / "child.log").read_text())
-        member.send_signal(signals[1])
+        for each in signals:
+            member.send_signal(each)
+            assert await member.stdout.readline() == b"told\n"
+            await until(lambda: "draining" in (tmp_path / "child.log").read_text())
         (tmp_path / "go").touch()
         assert await member.wait() == code
     finally:
@@ -395,7 +399,7 @@ async def test_the_run_ends_with_its_learner_and_the_buffer_goes_last(tmp_path: 
         await all_ready(tmp_path, "buffer", "worker-0")
         (tmp_path / "go").touch()
     assert running.result() == 0
-    worker, buffer = ((tmp_path / f"{name}-ended").stat().st_mtime_ns for name in ("worker-0", "buffer"))
+    worker, buffer = (int((tmp_path / f"{name}-ended").read_text()) for name in ("worker-0", "buffer"))
     assert worker < buffer
 
 

@@ -57,7 +57,7 @@ def link(group: Group, backend: Backend, *, abandoned: bool = False) -> Link:
 
 
 def test_what_nccl_may_still_write_to_is_kept_until_its_kernels_have_stopped() -> None:
-    group = Group()
+    group, before = Group(), threading.enumerate()
     data = torch.zeros(8)
     is_kept = weakref.ref(data)
     one = link(group, "nccl", abandoned=True)
@@ -68,8 +68,8 @@ def test_what_nccl_may_still_write_to_is_kept_until_its_kernels_have_stopped() -
     del one, data
     gc.collect()
     assert is_kept() is not None
+    [aborting] = [thread for thread in threading.enumerate() if thread not in before and thread.name == "weight-abort"]
     group.may_end.set()
-    [aborting] = [thread for thread in threading.enumerate() if thread.name == "weight-abort"]
     aborting.join(PATIENCE_S)
     gc.collect()
     assert is_kept() is None
