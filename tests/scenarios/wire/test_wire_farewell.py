@@ -32,6 +32,7 @@ from async_rl.transport.messages import (
     WorkerLeft,
 )
 from async_rl.transport.packed_source import PACKED_NOTE
+from async_rl.transport.sending import push_attempt
 from async_rl.types import VersionRecord
 from tests.scenarios.wire.test_wire import Worker, running
 from tests.support.wire_board import StageBoard, board_of
@@ -64,7 +65,10 @@ async def test_a_receiver_that_ends_leaves_and_may_come_back(redis_server: str, 
                 assert report.staged == ("w",)
 
 
-async def test_a_push_goes_on_at_once_without_a_member_that_is_cut_off(redis_server: str, run_name: str) -> None:
+async def test_a_push_goes_on_at_once_without_a_member_that_is_cut_off(
+    redis_server: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_attempt, "_GRACE_S", PATIENT.operation_timeout_s)
     wire = PATIENT.model_copy(update={"shared_memory": False})  # else the other worker would need no group
     pushed = weights(seed=1)
     async with board_of(redis_server, run_name) as board, sending(board, wire, weights(0)) as sender:
