@@ -20,11 +20,13 @@ from async_rl.protocols import EpisodeContext
 from async_rl.testing import ScriptedInference
 from async_rl.types import Message, Ticket
 from rollout_workers.agents import DatasetAgent
+from rollout_workers.datasets import scoring
 from rollout_workers.datasets.curriculum import CurriculumOrder, CurriculumStage
 from rollout_workers.datasets.numbers import final_number
 from rollout_workers.graders import open_graders
 from rollout_workers.registry import build_agent
 from rollout_workers.user_functions import awaited
+from tests.support.waiting import PATIENCE_S
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 SUMS = [{"question": f"{number}+1=", "answer": number + 1, "level": number % 3} for number in range(10)]
@@ -273,8 +275,9 @@ MATH = [
 ]
 
 
-async def test_mathematics_is_compared_by_what_it_means(tmp_path: Path):
+async def test_mathematics_is_compared_by_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("math_verify", reason="the optional package math-verify is not installed")
+    monkeypatch.setattr(scoring, "MATH_S", PATIENCE_S)
     path = write(tmp_path / "math.jsonl", [{"question": "1=", "answer": answer} for answer, _, _ in MATH])
     posed = agent(path, shuffle=False, scoring="math")
     async with open_graders():
