@@ -20,7 +20,7 @@ from async_rl.megatron.layers.specs import refuse_own_norms, require_transformer
 from async_rl.megatron.model import check_division
 from async_rl.megatron.parallel import ModelParallelSizes, resolve_device
 from async_rl.plan.gpus import Gpus, problems, with_cache
-from async_rl.plan.memory import CACHE, MemoryPlan, Part, memory_plan, total
+from async_rl.plan.memory import CACHE, MemoryPlan, Part, evaluation_plan, memory_plan, total
 from learner.model import check_sequence, compute_options
 from learner.objective import load_objective
 from learner.priorities import load_priority
@@ -33,6 +33,14 @@ def main(words: Sequence[str]) -> None:
 
 
 def checks(config: Config, gpus: Gpus | None) -> Iterator[Callable[[], str]]:
+    if config.trains:
+        yield from _training(config)
+    yield lambda: memory(_planned(config))
+    if gpus is not None:
+        yield lambda: fit(_planned(config), gpus, config)
+
+
+def _training(config: Config) -> Iterator[Callable[[], str]]:
     yield partial(_objective, config)
     if config.staleness.selector == "prioritized":
         yield partial(_priority, config)
@@ -40,9 +48,6 @@ def checks(config: Config, gpus: Gpus | None) -> Iterator[Callable[[], str]]:
     yield partial(check_layout, config)
     yield partial(check_precision, config)
     yield partial(_step, config)
-    yield lambda: memory(_planned(config))
-    if gpus is not None:
-        yield lambda: fit(_planned(config), gpus, config)
 
 
 def _objective(config: Config) -> str:
@@ -103,7 +108,10 @@ def check_precision(config: AnyRun) -> str:
 
 
 def _planned(config: Config) -> MemoryPlan:
-    shape, learner = shape_to_check(config), _described(config)
+    shape = shape_to_check(config)
+    if not config.trains:
+        return evaluation_plan(config, shape)
+    learner = _described(config)
     objective = load_objective(learner.objective)
     check_model_set(config, objective, shape)
     found = {name: model.shape(shape) for name, model in initial_weights(learner).items()}

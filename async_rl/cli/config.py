@@ -46,6 +46,9 @@ def check(line: CommandLine) -> int:
         return 0
     results += ask({"learner.checking": fits, "rollout_workers.checking.configuration": []}, config, os.environ)
     show_results(results)
+    if not config.trains:
+        print("ok: for `async-rl eval` alone, as all environments are evaluation_only")
+        return 0
     print(
         f"ok: at most {config.limits.slots} groups of {config.batch.group_size} rollouts exist at once, none older than "
         f"{config.limits.age_bound} when trained"

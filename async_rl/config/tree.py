@@ -126,6 +126,11 @@ class Config(Section):
         return self
 
     @property
+    def trains(self) -> bool:
+        """Whether there is anything to train on; if not, the configuration is for `async-rl eval`."""
+        return not all(environment.evaluation_only for environment in self.environments)
+
+    @property
     def limits(self) -> Limits:
         groups_per_step, samples_per_insert = self.batch.groups_per_step, self.replay.samples_per_insert
         own, default = self.replay.error_buffer, groups_per_step * max(1.0, samples_per_insert or 0.0)

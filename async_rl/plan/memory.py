@@ -98,6 +98,21 @@ def memory_plan(
     )
 
 
+def evaluation_plan(config: Config, shape: ModelShape) -> MemoryPlan:
+    """Plan a run of `async-rl eval`, which opens the engines of one worker."""
+    return MemoryPlan(
+        learner=(),
+        worker=_worker(config, _engine(config, shape)),
+        engine=_engine(config, shape),
+        host=(),
+        learner_gpus=0,
+        worker_gpus=config.worker.engines * config.worker.tensor,
+        workers=1,
+        has_evaluator=False,
+        reads_in_place=False,
+    )
+
+
 def training_plan(
     config: TrainingConfig, shape: ModelShape, *, reference: ModelShape | None = None, teacher: ModelShape | None = None
 ) -> MemoryPlan:

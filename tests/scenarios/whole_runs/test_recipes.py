@@ -139,6 +139,16 @@ def test_what_does_not_fit_is_not_rehearsed(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_evaluation_alone_needs_no_learner(tmp_path: Path) -> None:
+    words, _, _ = described_recipe(tmp_path, "gsm8k_eval")
+    done = finished(tmp_path, "config", "check", *words, "--gpus", "1x16")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "memory, GPU of a worker: " in done.stdout
+    assert "memory: the run fits on 1 GPU of 16 GB" in done.stdout
+    assert "learner" not in done.stdout
+    assert done.stdout.endswith("ok: for `async-rl eval` alone, as all environments are evaluation_only\n")
+
+
 def described_recipe(folder: Path, recipe: str, vocab_size: int | None = None) -> tuple[list[object], str, ModelShape]:
     """What to say to a verb for it to read the recipe, the name of its model, and the model's shape."""
     path = ROOT / "configs" / "recipes" / f"{recipe}.yaml"
