@@ -23,7 +23,8 @@ from async_rl.supervision.processes.restarting import Restarted, RestartedSpec
 log = structlog.get_logger("async_rl.supervision")
 
 _PR_SET_PDEATHSIG = 1
-
+KILLED_WITHIN_S = 10.0
+"""Time for a killed process to be gone. The kernel may keep one longer, as in a call of a GPU's driver."""
 PREDECESSOR = "ASYNC_RL_PREDECESSOR"
 """Environment variable of a restarted process: the id of the process that it replaces, which has ended."""
 
@@ -92,8 +93,17 @@ class Child(Restarted):
         if self._draining.is_set():  # asked to stop while it was being started
             self._signal_process(signal.SIGTERM)
         self._predecessor = {PREDECESSOR: str(self._process.pid)}
-        pid, status = self._process.pid, await self._process.wait()
-        self._on_end(self.spec.name, pid, status)
+        return await self._end_of(self._process)
+
+    async def _end_of(self, process: asyncio.subprocess.Process) -> int:
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            self._kill()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), KILLED_WITHIN_S)
+            raise
+        self._on_end(self.spec.name, process.pid, status)
         return status
 
     def _kill_silent(self) -> None:

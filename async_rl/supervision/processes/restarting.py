@@ -58,7 +58,7 @@ class Restarted(ABC):
     async def supervise(self) -> int:
         """Start it, restart it when it crashes, and return its exit code: 0, or any code after `terminate`.
 
-        Raises FatalExit if it is not to be restarted. Cancellation kills it.
+        Raises FatalExit if it is not to be restarted. Cancellation kills it first.
         """
         try:
             while not self._draining.is_set():

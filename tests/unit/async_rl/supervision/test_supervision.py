@@ -343,6 +343,7 @@ async def test_cancelling_kills_the_child_and_what_it_started(tmp_path: Path) ->
     supervising.cancel()
     with pytest.raises(asyncio.CancelledError):
         await supervising
+    assert not Path(f"/proc/{pids[0]}").exists(), "its end was waited for"
     await until(lambda: not any(is_alive(pid) for pid in pids))
 
 
