@@ -24,6 +24,7 @@ from weights_parts.in_flight import in_flight_figures
 from weights_parts.models import scattered, transformer
 
 from async_rl.config import WireConfig
+from async_rl.supervision.liveness.leaving import leave_at_once
 
 Figures = dict[str, float]
 GLOO = WireConfig(shared_memory=False, deltas="off")
@@ -142,4 +143,5 @@ def show(title: str, figures: Figures) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with leave_at_once():  # a receiver's thread may still wait for a learner that was killed
+        main()

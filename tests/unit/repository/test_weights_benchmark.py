@@ -35,10 +35,12 @@ def test_the_quick_run_fills_every_figure(tmp_path: Path) -> None:
 
 SOONER_DONE_THAN_A_PUSH = """
 from async_rl.config import WireConfig
+from async_rl.supervision.liveness.leaving import leave_at_once
 from weights_parts.in_flight import Work, in_flight_figures
 
 if __name__ == "__main__":
-    print(in_flight_figures(1, WireConfig(deltas="off"), Work(batch=1, tokens=2, every_s=0.6))["push_ms"])
+    with leave_at_once():
+        print(in_flight_figures(1, WireConfig(deltas="off"), Work(batch=1, tokens=2, every_s=0.6))["push_ms"])
 """
 
 
@@ -52,7 +54,7 @@ def test_decoding_that_ends_sooner_than_a_push_is_repeated_until_there_was_one(t
         text=True,
         timeout=PATIENCE_S,
     )
-    assert run.returncode == 0, run.stderr
+    assert run.returncode == 0, (run.returncode, run.stderr)
     assert float(run.stdout.splitlines()[-1]) > 0
 
 
