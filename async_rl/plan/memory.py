@@ -100,10 +100,11 @@ def memory_plan(
 
 def evaluation_plan(config: Config, shape: ModelShape) -> MemoryPlan:
     """Plan a run of `async-rl eval`, which opens the engines of one worker."""
+    engine = _engine(config, shape)
     return MemoryPlan(
         learner=(),
-        worker=_worker(config, _engine(config, shape)),
-        engine=_engine(config, shape),
+        worker=_worker(config, engine),
+        engine=engine,
         host=(),
         learner_gpus=0,
         worker_gpus=config.worker.engines * config.worker.tensor,

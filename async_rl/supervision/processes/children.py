@@ -93,9 +93,9 @@ class Child(Restarted):
         if self._draining.is_set():  # asked to stop while it was being started
             self._signal_process(signal.SIGTERM)
         self._predecessor = {PREDECESSOR: str(self._process.pid)}
-        return await self._end_of(self._process)
+        return await self._wait(self._process)
 
-    async def _end_of(self, process: asyncio.subprocess.Process) -> int:
+    async def _wait(self, process: asyncio.subprocess.Process) -> int:
         try:
             status = await process.wait()
         except asyncio.CancelledError:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -221,15 +222,16 @@ async def test_an_embedded_server_keeps_its_data_sweeps_leftovers_and_locks_its_
         assert await buffer.commit("w", group(kept)) == "already"
 
 
-async def test_folders_of_sockets_that_killed_servers_left_go_when_the_next_one_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    with private_folder() as temporary:  # servers of other tests remove what is abandoned in the system's
-        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-        await folders_go(tmp_path)
+@pytest.fixture
+def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Servers of other tests remove what is abandoned in the system's."""
+    with private_folder() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        yield
 
 
-async def folders_go(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_temporary_folder")
+async def test_folders_of_sockets_that_killed_servers_left_go_when_the_next_one_starts(tmp_path: Path):
     first, second = _config(tmp_path / "first"), _config(tmp_path / "second")
     sockets = [Path(config.redis_url.removeprefix("unix://")) for config in (first, second)]
     script = """
